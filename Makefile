@@ -64,8 +64,8 @@ k8s: ## Build bin/otelcol-gpuflight-k8s, the Collector of the image; takes minut
 test: test-unit test-e2e ## Run all tests
 
 .PHONY: test-unit
-test-unit: ## Test the libraries, with the race detector
-	$(GO) test $(RACE) -timeout 10m $(LIBRARIES)
+test-unit: $(TOOLS)/gpux ## Test the libraries, with the race detector
+	GPUX_HOME=$(CURDIR)/$(TOOLS)/gpux $(GO) test $(RACE) -timeout 10m $(LIBRARIES)
 
 # Three packages at a time: most of these tests wait for a server, a timer or a restart.
 .PHONY: test-e2e
@@ -142,6 +142,12 @@ help: ## List the targets
 .PHONY: clean
 clean: ## Remove bin and .tools
 	rm -rf bin dist .tools
+
+# The tests of examples/gpux need ONNX Runtime. Without pip they skip.
+$(TOOLS)/gpux: examples/gpux/internal/ortlib/ortlib.go
+	@mkdir -p $@
+	@GPUX_HOME=$(CURDIR)/$@ $(GO) run ./examples/gpux/cmd/gpux runtime install >/dev/null || echo "ONNX Runtime is not installed: tests of examples/gpux skip" >&2
+	@touch $@
 
 # The tools. Their modules are not in the workspace.
 TOOLGO = env GOWORK=off $(GO)

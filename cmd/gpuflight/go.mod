@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/dustin/go-humanize v1.1.0
 	github.com/gpuflight/gpuflight v0.2.0
+	go.uber.org/goleak v1.3.0
 )
 
 require (

@@ -10,6 +10,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -43,10 +45,18 @@ Examples:
 Flags:
 `
 
+// keyFile returns the file of the Collector's configurations.
+func keyFile() string {
+	if state := os.Getenv("GPUFLIGHT_STATE"); state != "" {
+		return filepath.Join(state, filepath.Base(apikey.DefaultFile))
+	}
+	return apikey.DefaultFile
+}
+
 func runKey(_ context.Context, args []string, stdout io.Writer) error {
 	fs := flag.NewFlagSet("key", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
-	path := fs.String("file", apikey.DefaultFile, "the key file")
+	path := fs.String("file", keyFile(), "the key `file`; GPUFLIGHT_STATE changes its folder")
 	scopes := fs.String("scope", "", "scopes of the new key, separated by commas")
 	project := fs.String("project", "", "project of the new key (default: the default project)")
 	expires := fs.String("expires", "", "life of the new key, for example 12h or 90d (default: no limit)")

@@ -98,7 +98,7 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	if err := report.WriteCauses(stdout, analyses); err != nil {
 		return err
 	}
-	if err := totals.Write(stdout, *top); err != nil {
+	if err := totals.Write(clipped(stdout), *top); err != nil {
 		return err
 	}
 	if !(windows.Nothing() && inside.Empty()) && (totals.Graphs > 0 || totals.Estimated > 0 || totals.Slowed > 0 || totals.Sliced > 0 || totals.Lost != (report.Lost{})) {

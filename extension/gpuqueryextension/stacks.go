@@ -111,11 +111,11 @@ func (s *server) middle(ctx context.Context, r *request, from, to int64) (first,
 // around returns the range of bins with the median operation that grows to both sides while its sum is
 // at most limit. It has at least one bin.
 func around(counts []int64, total, limit int64) (low, high int) {
-	sum := int64(0)
-	for sum = counts[0]; sum < total/2; sum += counts[low] {
+	for before := counts[0]; before < total/2; before += counts[low] {
 		low++
 	}
-	high, sum = low+1, counts[low]
+	high = low + 1
+	sum := counts[low]
 	for grown := true; grown; {
 		grown = false
 		if high < len(counts) && sum+counts[high] <= limit {

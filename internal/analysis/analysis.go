@@ -49,7 +49,11 @@ func Run(ctx context.Context, src Source, o Options) (*Result, error) {
 	a.steps, name = stepScopes(a.scopes)
 	if len(a.steps) == 0 {
 		rule = "kernels"
-		if a.markers, err = a.findMarkers(ctx, src, o.Deadline); err != nil {
+		half := o.Deadline
+		if !half.IsZero() {
+			half = time.Now().Add(time.Until(half) / 2) // the rest is for the second pass
+		}
+		if a.markers, err = a.findMarkers(ctx, src, half); err != nil {
 			return nil, err
 		}
 	}
@@ -108,7 +112,7 @@ func (a *analysis) infoOf(row *store.OpRow) *shapeInfo {
 	return info
 }
 
-// findMarkers reads the session once to find the kernels that begin steps.
+// findMarkers reads the session once, until the deadline, to find the kernels that begin steps.
 func (a *analysis) findMarkers(ctx context.Context, src Source, deadline time.Time) (map[string]string, error) {
 	patterns := map[string]*pattern{}
 	n := 0

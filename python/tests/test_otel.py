@@ -116,6 +116,19 @@ class SpansOfThreads(Hooked):
         with tracer.start_as_current_span("unsampled") as span, gpuflight.scope("s"):
             self.check(span, self.recorder.begun[read()][1])
 
+    def test_other_tasks_of_the_thread(self):
+        def no_task():
+            raise RuntimeError("must be called from async context")
+
+        trio = types.SimpleNamespace(lowlevel=types.SimpleNamespace(current_task=lambda: "task"))
+        for name, module in (("gevent", mock.Mock()), ("eventlet", mock.Mock()), ("trio", trio)):
+            with self.subTest(name), mock.patch.dict(sys.modules, {name: module}):
+                with self.tracer.start_as_current_span(name):
+                    self.assertEqual(read(), 0)
+        trio.lowlevel.current_task = no_task
+        with mock.patch.dict(sys.modules, {"trio": trio}), self.tracer.start_as_current_span("no task") as span:
+            self.check(span)
+
     def test_names(self):
         for name in ("", "naïve ☃", "a\0b"):
             with self.tracer.start_as_current_span(name) as span:

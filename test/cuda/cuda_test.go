@@ -144,8 +144,7 @@ func requireRoot(t *testing.T) {
 	}
 }
 
-// TestCUDA_NoSessions runs config/local.yaml: an observed program is no session of the store until it
-// is traced.
+// TestCUDA_NoSessions runs config/local.yaml. The store lists an observed program only after a trace.
 func TestCUDA_NoSessions(t *testing.T) {
 	requireRoot(t)
 	s := build(t)
@@ -180,7 +179,7 @@ func TestCUDA_NoSessions(t *testing.T) {
 		p.do(t, "launch 1 1 8 256")
 		return strings.Contains(get("http://127.0.0.1:"+scraped+"/metrics"), fmt.Sprintf(`process_pid="%d"`, p.Process.Pid))
 	})
-	time.Sleep(2 * time.Second) // for rows on their way to the store
+	time.Sleep(2 * time.Second) // for rows that are not stored yet
 	sessions := func() int {
 		var answer struct {
 			Sessions []struct{ ID string }

@@ -467,7 +467,7 @@ func TestWindow_InvalidFlags(t *testing.T) {
 		flags []string
 		words string
 	}{
-		{[]string{"--deep-after", "30"}, "gpuflight trace: --deep-after is \"30\"; it must be a duration of at least 1ms, such as 1500us, 200ms or 5s\n"},
+		{[]string{"--deep-after", "30"}, "gpuflight trace: --deep-after is \"30\"; it must be a duration of at least 1ms, such as 1500us, 200ms or 5s (see gpuflight trace --help)\n"},
 		{[]string{"--deep-when", "kernel.rate < much"}, "kernel.rate < much"},
 		{[]string{"--deep-engine", "x-ray"}, "x-ray"},
 		{[]string{"--deep-every", "1s", "--deep-for", "2s"}, "leave nothing between"},

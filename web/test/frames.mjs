@@ -79,7 +79,10 @@ const measure = async (name, move, n = 60) => {
 };
 await measure("zoom", (i) => page.mouse.wheel(0, i < 40 ? -120 : 120));
 await measure("pan", () => page.mouse.wheel(90, 0));
+// Nearly the whole session: the whole one does not move.
 await page.keyboard.press("0");
+await page.mouse.wheel(0, -60);
+await page.waitForTimeout(1500);
 await measure("pan whole", (i) => page.mouse.wheel(i % 2 ? 60 : -60, 0));
 await browser.close();
 console.log(

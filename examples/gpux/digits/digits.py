@@ -2,9 +2,8 @@
 """Trains the CNN of this example on scikit-learn's digits, and writes digits.onnx and expected.json.
 
 expected.json has 20 images that the training did not see, their digits, and the logits that JAX
-computes for them, which the tests compare. Made with jax 0.10, scikit-learn 1.9 and onnx 1.23:
-
-    pip install jax scikit-learn onnx && python digits.py
+computes for them, which the tests compare. It needs the packages jax, scikit-learn and onnx. The files
+were made with jax 0.10, scikit-learn 1.9 and onnx 1.23.
 """
 
 import json

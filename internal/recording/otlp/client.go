@@ -56,8 +56,9 @@ const (
 	// traceRequests is the number of concurrent requests with spans. A Collector that answers after
 	// its commit limits one request at a time to about 30,000 spans/s; four reach 100,000.
 	traceRequests = 4
-	// backlogFor is how long after the last accepted request a full queue still counts as a backlog.
-	backlogFor = 2 * time.Second
+	// backlogFor is how long after the last accepted request a full queue still counts as a backlog: as
+	// long as one request may take by default.
+	backlogFor = defaultTimeout
 )
 
 // Stats counts the outcome of one signal's items: spans, log records, data points or profiles. Sent

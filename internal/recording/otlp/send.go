@@ -203,8 +203,8 @@ func redact(err error) error {
 	return err
 }
 
-// isUnreachable reports whether an error means that no server listens at the address, that the host
-// does not exist, that its certificate does not match, or that it speaks another protocol.
+// isUnreachable reports whether an error means that no usable server listens at the address: none at
+// all, one with another certificate, or one with another protocol.
 func isUnreachable(err error) bool {
 	var op *net.OpError
 	var certificate *tls.CertificateVerificationError

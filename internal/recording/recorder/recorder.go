@@ -51,9 +51,10 @@ type Recorder struct {
 	log  *slog.Logger
 	ref  gpuevent.Ref
 
-	// broken means that an internal error stopped recording. abandoned means that Stop no longer
-	// waits. over means that new scopes are ignored.
-	broken, abandoned, over atomic.Bool
+	// broken means that an internal error stopped recording. hurried means that Stop has little time
+	// left, so the recorder no longer waits for the sink. abandoned means that Stop no longer waits.
+	// over means that new scopes are ignored.
+	broken, hurried, abandoned, over atomic.Bool
 
 	// timed means that scopes are timed, because a rule observes them.
 	timed bool
@@ -225,6 +226,12 @@ func (r *Recorder) Stop(ctx context.Context) Summary {
 	r.once.Do(func() {
 		close(r.stop)
 		r.Start() // a recorder that was never started also sends its data
+		if end, ok := ctx.Deadline(); ok {
+			// In the last quarter, records are processed for the metrics, although the sink may drop
+			// their spans.
+			hurry := time.AfterFunc(time.Until(end)*3/4, func() { r.hurried.Store(true) })
+			defer hurry.Stop()
+		}
 		select {
 		case <-r.done:
 			return
@@ -360,7 +367,7 @@ func (r *Recorder) consume() error {
 
 // waits reports whether to leave the records with CUPTI, because the sink has a backlog.
 func (r *Recorder) waits() bool {
-	return r.sink.Backlog() && r.src.Pending()+len(r.held) < r.cfg.MaxBacklog && !r.abandoned.Load()
+	return r.sink.Backlog() && r.src.Pending()+len(r.held) < r.cfg.MaxBacklog && !r.hurried.Load() && !r.abandoned.Load()
 }
 
 // pause waits for d, or until the recorder stops.

@@ -121,7 +121,7 @@ func (s *Store) merge(ctx context.Context, seg *segment) error {
 		return err
 	}
 	defer s.release(seg)
-	return s.mergeRollups(ctx, seg)
+	return s.mergeRollups(ctx, seg, true)
 }
 
 // Delete implements [store.Admin].

@@ -22,7 +22,7 @@ import (
 // the catalogue and the entries in the format of encoding/gob.
 const (
 	catalogFile    = "catalog"
-	catalogVersion = 2
+	catalogVersion = 3
 	// catalogInterval is the time after which a write saves the catalogue. Close saves it too.
 	catalogInterval = 5 * time.Minute
 )
@@ -99,7 +99,7 @@ func (s *Store) saveCatalog() error {
 					"pinned": flag(sess.pinned), "sealed": flag(sess.sealed), "rows_dropped": flag(seg.dropped),
 					staleChains: flag(seg.stale),
 				},
-				Summary: seg.summary, Newest: seg.newest, Partial: seg.partial, MergedTo: seg.mergedTo, GapBin: seg.gapBin,
+				Summary: seg.summary, Newest: seg.newest, Partial: seg.partial, Merged: seg.merged, GapBin: seg.gapBin,
 				Traces: seg.traces,
 			}})
 		}

@@ -72,8 +72,9 @@ func (c *chain) count(seg *segment, n, first int64) {
 }
 
 type chainSpan struct {
-	start int64
-	chain uint32
+	start  int64
+	chain  uint32
+	parent store.SpanID
 }
 
 type chainSum struct{ n, ns int64 }
@@ -91,10 +92,12 @@ type chains struct {
 	byLimb   map[limb]*chain
 	anchored map[store.SpanID][]*chain
 	moved    map[uint32]uint32 // from a removed chain to the one that replaced it
-	// Ids of spans and anchors that may be stored and are not in the maps.
-	oldSpans, oldAnchors bloom
-	next                 uint32
-	seq                  int64
+	// pending has the sums of spans that the session lacks.
+	pending map[store.SpanID]*scopeSum
+	// Ids of spans, anchors and pending sums that may be stored and are not in the maps.
+	oldSpans, oldAnchors, oldPending bloom
+	next                             uint32
+	seq                              int64
 }
 
 const (
@@ -111,12 +114,12 @@ func newChains() *chains {
 
 func (t *chains) reset() {
 	t.spans, t.byID, t.byLimb = map[store.SpanID]chainSpan{}, map[uint32]*chain{}, map[limb]*chain{}
-	t.anchored, t.moved = map[store.SpanID][]*chain{}, map[uint32]uint32{}
+	t.anchored, t.moved, t.pending = map[store.SpanID][]*chain{}, map[uint32]uint32{}, map[store.SpanID]*scopeSum{}
 }
 
 // size is the number of entries of the maps.
 func (t *chains) size() int64 {
-	return int64(len(t.spans) + len(t.byID) + len(t.anchored) + len(t.moved))
+	return int64(len(t.spans) + len(t.byID) + len(t.anchored) + len(t.moved) + len(t.pending))
 }
 
 // forget empties the maps if they have more than limit entries.
@@ -129,6 +132,9 @@ func (t *chains) forget(limit int64) {
 	}
 	for id := range t.anchored {
 		t.oldAnchors.add(uint64(id))
+	}
+	for id := range t.pending {
+		t.oldPending.add(uint64(id))
 	}
 	t.reset()
 }
@@ -176,6 +182,7 @@ func (v *view) loadChains(ctx context.Context) (*chains, error) {
 	}{
 		{"SELECT span FROM {spans}", t.oldSpans.add},
 		{"SELECT anchor FROM {chains} WHERE anchor != 0", t.oldAnchors.add},
+		{"SELECT DISTINCT span FROM {scope_sums} WHERE chain = 0", t.oldPending.add},
 	} {
 		err := v.each(ctx, q.query, nil, func(r *sql.Rows) error {
 			var id uint64
@@ -224,11 +231,11 @@ func (t *chains) readSpans(ctx context.Context, q querier, v *view, ids []store.
 		return nil
 	}
 	var missing []int64
-	err := eachRow(ctx, q, v.tables("SELECT span, min(start_ns), arg_min(chain, start_ns) FROM {spans} WHERE span IN (SELECT unnest(?::UBIGINT[])) GROUP BY 1"),
+	err := eachRow(ctx, q, v.tables("SELECT span, min(start_ns), arg_min(chain, start_ns), arg_min(parent, start_ns) FROM {spans} WHERE span IN (SELECT unnest(?::UBIGINT[])) GROUP BY 1"),
 		[]any{list}, func(r *sql.Rows) error {
 			var id store.SpanID
 			var p chainSpan
-			err := r.Scan(&id, &p.start, &p.chain)
+			err := r.Scan(&id, &p.start, &p.chain, &p.parent)
 			t.spans[id] = p
 			if t.byID[t.final(p.chain)] == nil {
 				missing = append(missing, int64(p.chain))
@@ -317,29 +324,38 @@ func (t *chains) resolve(r *spanRow, first map[store.SpanID]*spanRow) {
 	}
 }
 
-// chainSpans assigns the chains of spans and sums them up.
-func (w *transaction) chainSpans(ctx context.Context, tx *sql.Tx, list []*spanRow) error {
-	if w.sess.id == "" || len(list) == 0 || w.sess.stale() {
-		return nil
+// chains returns the chains of the session, and a view of its segments. The view is open until the transaction
+// has ended: DuckDB cannot close a file that a transaction has read.
+func (w *transaction) chains(ctx context.Context) (_ *chains, _ *view, err error) {
+	if w.view != nil {
+		return w.sess.chains, w.view, nil
 	}
-	v, err := w.s.writerView(ctx, w.sess)
-	if err != nil {
-		return err
+	if w.view, err = w.s.writerView(ctx, w.sess); err != nil {
+		return nil, nil, err
 	}
-	defer v.close()
 	if w.sess.chains == nil {
-		if w.sess.chains, err = v.loadChains(ctx); err != nil {
-			return err
-		}
+		w.sess.chains, err = w.view.loadChains(ctx)
+	} else {
+		w.sess.chains.forget(w.s.maxChained)
 	}
-	t := w.sess.chains
-	t.forget(w.s.maxChained)
-	first := map[store.SpanID]*spanRow{}
+	return w.sess.chains, w.view, err
+}
+
+// chainSpans assigns the chains of spans and sums them up. It returns the new spans by id.
+func (w *transaction) chainSpans(ctx context.Context, tx *sql.Tx, list []*spanRow) (first map[store.SpanID]*spanRow, err error) {
+	if w.sess.id == "" || len(list) == 0 || w.sess.stale() {
+		return nil, nil
+	}
+	t, v, err := w.chains(ctx)
+	if err != nil {
+		return nil, err
+	}
+	first = map[store.SpanID]*spanRow{}
 	var ids []store.SpanID
 	for _, r := range list {
 		p := r.span()
 		if o := r.old; o != nil && (o.name != utf8(p.Name) || o.parent != p.Parent || o.inside != insideTree(p.Operation)) {
-			return w.markStale(ctx, tx)
+			return nil, w.markStale(ctx, tx)
 		}
 		if f := first[p.Span]; p.Span != 0 && (f == nil || p.StartNs < f.span().StartNs) {
 			first[p.Span] = r
@@ -347,18 +363,18 @@ func (w *transaction) chainSpans(ctx context.Context, tx *sql.Tx, list []*spanRo
 		ids = append(ids, p.Span, p.Parent)
 	}
 	if err := t.readSpans(ctx, tx, v, ids); err != nil {
-		return err
+		return nil, err
 	}
 	for _, p := range ids {
 		if s, ok := t.spans[p]; ok && t.byID[t.final(s.chain)] == nil {
-			return w.markStale(ctx, tx)
+			return nil, w.markStale(ctx, tx)
 		}
 	}
 	var anchors []uint64
 	for id, r := range first {
 		s, ok := t.spans[id]
 		if ok && r.span().StartNs < s.start {
-			return w.markStale(ctx, tx)
+			return nil, w.markStale(ctx, tx)
 		}
 		if ok {
 			delete(first, id)
@@ -368,7 +384,7 @@ func (w *transaction) chainSpans(ctx context.Context, tx *sql.Tx, list []*spanRo
 	}
 	if len(anchors) > 0 {
 		if err := t.readChains(ctx, tx, v, "anchor IN (SELECT unnest(?::UBIGINT[]))", anchors); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	for _, r := range list {
@@ -383,12 +399,12 @@ func (w *transaction) chainSpans(ctx context.Context, tx *sql.Tx, list []*spanRo
 		t.resolve(r, first)
 		c, err := w.chainOf(r.limb)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		t.spans[id] = chainSpan{r.span().StartNs, c.id}
+		t.spans[id] = chainSpan{r.span().StartNs, c.id, r.span().Parent}
 	}
-	if err := w.moveChains(ctx, tx, first); err != nil {
-		return err
+	if err := w.moveChains(ctx, tx, first); err != nil || w.sess.stale() {
+		return nil, err
 	}
 	for _, r := range list {
 		p := r.span()
@@ -398,14 +414,14 @@ func (w *transaction) chainSpans(ctx context.Context, tx *sql.Tx, list []*spanRo
 		} else {
 			c, err := w.chainOf(r.limb)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			r.chain = c.id
 			c.count(w.seg, 1, p.StartNs)
 		}
 		w.rollup.chain(r.chain, max(p.EndNs-p.StartNs, 0), 1)
 	}
-	return nil
+	return first, nil
 }
 
 // chain counts a span.
@@ -445,6 +461,10 @@ func (w *transaction) moveChains(ctx context.Context, tx *sql.Tx, first map[stor
 		delete(t.anchored, id)
 		for _, c := range list {
 			l := r.limb.below(c.limb)
+			if l.state == chainOutside && c.state != chainOutside {
+				// The sums of the spans of the chain are in those of spans above that remain inside.
+				return w.markStale(ctx, tx)
+			}
 			delete(t.byLimb, c.limb)
 			if c.seg != w.seg || c.n == 0 || c.n > maxMoved {
 				c.limb = l
@@ -473,6 +493,7 @@ func (w *transaction) moveChains(ctx context.Context, tx *sql.Tx, first map[stor
 	for _, q := range []string{
 		"UPDATE " + w.seg.alias + ".spans SET chain = m.b" + values + " AND start_ns >= " + strconv.FormatInt(from, 10),
 		"UPDATE " + w.seg.alias + ".span_sums SET chain = m.b" + values,
+		"UPDATE " + w.seg.alias + ".scope_sums SET chain = m.b" + values,
 		"DELETE FROM " + w.seg.alias + ".chains WHERE id IN (" + strings.Join(removed, ", ") + ")",
 	} {
 		if _, err := tx.ExecContext(ctx, q); err != nil {
@@ -592,6 +613,9 @@ func (s *Store) rebuildSegment(ctx context.Context, sess *session, seg *segment,
 			if err := w.append("rebuilt", p.start, uint64(p.id), c.id); err != nil {
 				return err
 			}
+		}
+		if err := w.rebuildSums(ctx, tx, t, spans); err != nil {
+			return err
 		}
 		if err := w.writeChainSums(); err != nil {
 			return err

@@ -102,4 +102,57 @@ func compareChains(t *testing.T, s *Store, k sessionKey, msg string) {
 			return nil
 		}))
 	require.Equal(t, wantSums, gotSums, msg)
+	compareSums(t, v, tree, msg)
+}
+
+// compareSums compares scope_sums with the operations and the tree.
+func compareSums(t *testing.T, v *view, tree *tree, msg string) {
+	t.Helper()
+	ctx := context.Background()
+	own, gotOwn := map[store.SpanID]scopeSum{}, map[store.SpanID]scopeSum{}
+	require.NoError(t, v.each(ctx, "SELECT parent, count(*) FILTER (operation = 1), coalesce(sum(d) FILTER (operation = 1), 0)::BIGINT, coalesce(sum(q) FILTER (operation = 1), 0)::BIGINT, "+
+		"count(*) FILTER (operation = 2), coalesce(sum(d) FILTER (operation = 2), 0)::BIGINT, min(start_ns), max(start_ns + d) FROM "+
+		"(SELECT *, greatest(dur_ns, 0) AS d, "+queueSQL+" AS q FROM {ops}) o JOIN "+v.dict(places)+" p ON p.id = place JOIN "+v.dict(shapes)+" h ON h.id = shape "+
+		"WHERE parent != 0 AND operation IN (1, 2) GROUP BY 1", nil, func(r *sql.Rows) error {
+		var id store.SpanID
+		var x scopeSum
+		err := r.Scan(&id, &x.kernels, &x.kernelNs, &x.queue, &x.copies, &x.copyNs, &x.first, &x.last)
+		own[id] = x
+		return err
+	}))
+	require.NoError(t, v.readSums(ctx, v.s.db, "own", nil, func(id store.SpanID, x *scopeSum) {
+		if !x.empty() {
+			gotOwn[id] = *x
+		}
+	}))
+	require.Equal(t, own, gotOwn, msg)
+	want, got := map[rowKey]scopeSum{}, map[rowKey]scopeSum{}
+	tops := map[store.SpanID]bool{}
+	for _, p := range tree.all {
+		tops[p.id] = true
+		if l := tree.limb(p); l.state == chainInside {
+			want[rowKey{p.start, uint64(p.id)}] = scopeSum{wall: p.duration()}
+		}
+	}
+	tree.below(tops, func(span, top store.SpanID) {
+		x := own[span]
+		k := rowKey{tree.byID[top].start, uint64(top)}
+		sum := want[k]
+		sum.add(&x)
+		want[k] = sum
+	})
+	require.NoError(t, v.each(ctx, "SELECT s.start_ns, s.span, sum(wall_ns)::BIGINT, sum(kernels)::BIGINT, sum(kernel_ns)::BIGINT, sum(queue_ns)::BIGINT, sum(copies)::BIGINT, sum(copy_ns)::BIGINT, "+
+		"coalesce(min(first_ns), 0), coalesce(max(last_ns), 0), count(DISTINCT s.chain), any_value(s.chain) = any_value(p.chain) FROM {scope_sums} s JOIN "+latestChains+" c ON c.id = s.chain "+
+		"JOIN {spans} p ON p.start_ns = s.start_ns AND p.span = s.span WHERE state = 0 GROUP BY 1, 2", nil, func(r *sql.Rows) error {
+		var k rowKey
+		var x scopeSum
+		var n int
+		var same bool
+		err := r.Scan(&k.at, &k.id, &x.wall, &x.kernels, &x.kernelNs, &x.queue, &x.copies, &x.copyNs, &x.first, &x.last, &n, &same)
+		require.Equal(t, 1, n, "chains of a span")
+		require.True(t, same, "the chain of the span")
+		got[k] = x
+		return err
+	}))
+	require.Equal(t, want, got, msg)
 }

@@ -69,11 +69,12 @@ type response struct {
 
 // segmentInfo is what the store knows about a segment without its rows.
 type segmentInfo struct {
-	Meta                      map[string]string
-	Summary                   summary
-	Newest                    [len(rowTables)]int64
-	Partial, MergedTo, GapBin int64
-	Traces                    traceSet
+	Meta            map[string]string
+	Summary         summary
+	Newest          [len(rowTables)]int64
+	Partial, Merged mergeCounts
+	GapBin          int64
+	Traces          traceSet
 }
 
 // serve is the main function of the child. It ends when its parent does.
@@ -175,7 +176,7 @@ func (s *Store) inspect(ctx context.Context, file string, r *request, send func(
 	if info.Summary, err = s.summarize(ctx, seg); err != nil {
 		return nil, err
 	}
-	info.Newest, info.Partial, info.MergedTo, info.GapBin = seg.newest, seg.partial, seg.mergedTo, seg.gapBin
+	info.Newest, info.Partial, info.Merged, info.GapBin = seg.newest, seg.partial, seg.merged, seg.gapBin
 	info.Traces = seg.traces
 	if r.Verify {
 		return info, s.verify(ctx, seg)

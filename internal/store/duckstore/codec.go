@@ -10,6 +10,7 @@ import (
 	"math"
 
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/varint"
 )
 
 var errRecord = errors.New("the record is damaged")
@@ -18,26 +19,16 @@ var errRecord = errors.New("the record is damaged")
 // encoding/gob, a record needs no types of an earlier one. Times are differences to the row before.
 type codec struct {
 	decode bool
-	b      []byte // what was encoded, or what is left to decode
-	last   int64
-	err    error
-}
-
-func (c *codec) fail() {
-	c.err, c.b = errRecord, nil
+	b      []byte // what was encoded
+	varint.Reader
+	last int64
 }
 
 func (c *codec) uvarint(v uint64) uint64 {
-	if !c.decode {
-		c.b = binary.AppendUvarint(c.b, v)
-		return v
+	if c.decode {
+		return c.Uint()
 	}
-	v, n := binary.Uvarint(c.b)
-	if n <= 0 {
-		c.fail()
-		return 0
-	}
-	c.b = c.b[n:]
+	c.b = binary.AppendUvarint(c.b, v)
 	return v
 }
 
@@ -45,17 +36,20 @@ func (c *codec) uvarint(v uint64) uint64 {
 func unsigned[T ~uint8 | ~uint32 | ~uint64](c *codec, v *T) { *v = T(c.uvarint(uint64(*v))) }
 
 func (c *codec) int(v *int64) {
-	*v = c.zigzag(*v)
+	*v = c.signed(*v)
 }
 
-func (c *codec) zigzag(v int64) int64 {
-	u := c.uvarint(uint64(v)<<1 ^ uint64(v>>63))
-	return int64(u>>1) ^ -int64(u&1)
+func (c *codec) signed(v int64) int64 {
+	if c.decode {
+		return c.Int()
+	}
+	c.b = binary.AppendVarint(c.b, v)
+	return v
 }
 
 // time does a time that is near that of the row before.
 func (c *codec) time(v *int64) {
-	*v = c.last + c.zigzag(*v-c.last)
+	*v = c.last + c.signed(*v-c.last)
 	c.last = *v
 }
 
@@ -70,61 +64,39 @@ func (c *codec) bool(v *bool) {
 // maybe does an integer that may be unknown. Most known ones are near base.
 func (c *codec) maybe(v *store.Int, base int64) {
 	if c.bool(&v.OK); v.OK {
-		v.V = base + c.zigzag(v.V-base)
+		v.V = base + c.signed(v.V-base)
 	}
 }
 
 // fixed does 8 bytes that do not compress.
 func (c *codec) fixed(v *uint64) {
-	switch {
-	case !c.decode:
+	if c.decode {
+		*v = c.Fixed()
+	} else {
 		c.b = binary.LittleEndian.AppendUint64(c.b, *v)
-	case len(c.b) < 8:
-		c.fail()
-	default:
-		*v = binary.LittleEndian.Uint64(c.b)
-		c.b = c.b[8:]
 	}
 }
 
 func (c *codec) bytes16(v *[16]byte) {
-	switch {
-	case !c.decode:
+	if c.decode {
+		copy(v[:], c.Bytes(16))
+	} else {
 		c.b = append(c.b, v[:]...)
-	case len(c.b) < 16:
-		c.fail()
-	default:
-		c.b = c.b[copy(v[:], c.b):]
 	}
-}
-
-// take does a length, and returns the decoded bytes. They alias the input.
-func (c *codec) take(length int) []byte {
-	n := c.uvarint(uint64(length))
-	if !c.decode {
-		return nil
-	}
-	if n > uint64(len(c.b)) {
-		c.fail()
-		return nil
-	}
-	b := c.b[:n:n]
-	c.b = c.b[n:]
-	return b
 }
 
 func (c *codec) string(v *string) {
-	if b := c.take(len(*v)); c.decode {
-		*v = string(b)
+	if c.decode {
+		*v = string(c.Sized())
 	} else {
-		c.b = append(c.b, *v...)
+		c.b = varint.AppendBytes(c.b, *v)
 	}
 }
 
 func (c *codec) bytes(v *[]byte) {
-	if b := c.take(len(*v)); !c.decode {
-		c.b = append(c.b, *v...)
-	} else if len(b) > 0 {
+	if !c.decode {
+		c.b = varint.AppendBytes(c.b, *v)
+	} else if b := c.Sized(); len(b) > 0 {
 		*v = append([]byte(nil), b...)
 	}
 }
@@ -137,7 +109,7 @@ func (c *codec) attrs(v *store.Attrs) {
 	if c.bytes(&b); c.decode && len(b) > 0 {
 		var err error
 		if *v, err = store.DecodeAttrs(b); err != nil {
-			c.fail()
+			c.Fail("attributes or a value are damaged")
 		}
 	}
 }
@@ -147,29 +119,28 @@ func (c *codec) value(v *store.Value) {
 	if !c.decode {
 		b = v.Append(nil)
 	}
-	if c.bytes(&b); c.decode && c.err == nil {
+	if c.bytes(&b); c.decode && c.OK() {
 		var err error
 		if *v, err = store.DecodeValue(b); err != nil {
-			c.fail()
+			c.Fail("attributes or a value are damaged")
 		}
 	}
 }
 
 // list does the elements of a list. Each takes at least a byte.
 func list[T any](c *codec, v *[]T, each func(*T)) {
-	n := c.uvarint(uint64(len(*v)))
 	if c.decode {
-		if n > uint64(len(c.b)) {
-			c.fail()
-		}
-		if c.err != nil || n == 0 {
+		n := c.Count(1)
+		if n == 0 {
 			return
 		}
 		*v = make([]T, n)
+	} else {
+		c.uvarint(uint64(len(*v)))
 	}
 	c.last = 0
 	for i := range *v {
-		if each(&(*v)[i]); c.err != nil {
+		if each(&(*v)[i]); !c.OK() {
 			return
 		}
 	}
@@ -260,7 +231,7 @@ func (c *codec) shape(s *store.Shape) {
 
 func (c *codec) op(o *store.Op) {
 	c.time(&o.StartNs)
-	o.EndNs = o.StartNs + c.zigzag(o.EndNs-o.StartNs)
+	o.EndNs = o.StartNs + c.signed(o.EndNs-o.StartNs)
 	c.fixed((*uint64)(&o.Span))
 	for _, v := range [...]*uint32{&o.Lane, &o.Shape, &o.Place, &o.Stack, &o.Origin, &o.Extra} {
 		unsigned(c, v)
@@ -276,7 +247,7 @@ func (c *codec) op(o *store.Op) {
 
 func (c *codec) span(p *store.Span) {
 	c.time(&p.StartNs)
-	p.EndNs = p.StartNs + c.zigzag(p.EndNs-p.StartNs)
+	p.EndNs = p.StartNs + c.signed(p.EndNs-p.StartNs)
 	c.bytes16((*[16]byte)(&p.Trace))
 	c.fixed((*uint64)(&p.Span))
 	c.fixed((*uint64)(&p.Parent))
@@ -341,11 +312,11 @@ func encodeBatch(dst []byte, b *store.Batch) []byte {
 }
 
 func decodeBatch(b []byte) (*store.Batch, error) {
-	c := codec{decode: true, b: b}
+	c := codec{decode: true, Reader: varint.Reader{Rest: b}}
 	out := &store.Batch{}
 	c.batch(out)
-	if c.err == nil && len(c.b) > 0 {
-		c.fail()
+	if !c.OK() || len(c.Rest) > 0 {
+		return nil, errRecord
 	}
-	return out, c.err
+	return out, nil
 }

@@ -23,14 +23,14 @@ import (
 type Config struct {
 	// Directory has all files. The store creates it with mode 0700.
 	Directory string
-	// MemoryLimit is DuckDB's memory_limit in bytes, 384 MiB by default. The process uses up to
-	// twice as much.
+	// MemoryLimit is DuckDB's memory_limit in bytes, 256 MiB by default. The process uses up to
+	// three times as much.
 	MemoryLimit int64
 	// TempLimit is the largest size of temporary files in bytes, 4 GiB by default.
 	TempLimit int64
 	// Threads is the number of threads of DuckDB, 2 by default.
 	Threads int
-	// MaxAttached is the number of segments that stay open, by default one for each 32 MiB of the
+	// MaxAttached is the number of segments that stay open, by default one for each 20 MiB of the
 	// memory limit. Running calls may keep more.
 	MaxAttached int
 	// SegmentOps and SegmentAge start a new segment of a session, by default after 32 M operations or
@@ -71,14 +71,14 @@ func (c *Config) defaults() {
 			*p = v
 		}
 	}
-	set(&c.MemoryLimit, 384<<20)
+	set(&c.MemoryLimit, 256<<20)
 	set(&c.TempLimit, 4<<30)
 	set(&c.SegmentOps, 32_000_000)
 	if c.Threads <= 0 {
 		c.Threads = 2
 	}
 	if c.MaxAttached <= 0 {
-		c.MaxAttached = int(max(c.MemoryLimit/(32<<20), 4))
+		c.MaxAttached = int(max(c.MemoryLimit/(20<<20), 4))
 	}
 	if c.SegmentAge <= 0 {
 		c.SegmentAge = 24 * time.Hour

@@ -187,6 +187,9 @@ func checkKept(t *testing.T, name string) {
 	s := openStore(t, Config{Directory: dir})
 	assert.Equal(t, string(want), string(answersOf(t, s)), "open")
 	assert.Zero(t, s.Stats().Damaged)
+	key := sessionKey{"", keptSession}
+	assert.False(t, s.sessions[key].stale())
+	compareChains(t, s, key, "open")
 	seg := s.sessions[sessionKey{"", keptSession}].segments[0]
 	require.NoError(t, s.acquire(ctx, seg))
 	meta, err := s.readMeta(ctx, seg)
@@ -195,7 +198,9 @@ func checkKept(t *testing.T, name string) {
 	assert.Equal(t, fmt.Sprint(schemaVersion()), meta["schema_version"])
 	r := write(t, s, batch(keptSession, 2e18, 10))
 	assert.EqualValues(t, 11, r.Written)
+	compareChains(t, s, key, "write")
 	require.NoError(t, s.Seal(ctx, "", keptSession))
+	compareChains(t, s, key, "seal")
 
 	imported := openStore(t, Config{Directory: t.TempDir()})
 	id, err := imported.Import(ctx, "", file)
@@ -253,7 +258,7 @@ func TestMigrate_Fails(t *testing.T) {
 		"DELETE FROM {db}.ops", "ALTER TABLE {db}.absent RENAME TO x",
 	}})
 	_, err := Open(context.Background(), Config{Directory: dir})
-	require.ErrorContains(t, err, "migrate to schema version 2: ")
+	require.ErrorContains(t, err, fmt.Sprintf("migrate to schema version %d: ", len(versions)))
 	versions = before
 	want := unzipped(t, kept("v1.txt.gz"))
 	s := openStore(t, Config{Directory: dir})
@@ -273,7 +278,7 @@ func TestOpen_DevelopmentBuild(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(dir, catalogFile)))
 	_, err = Open(context.Background(), Config{Directory: dir})
 	require.EqualError(t, err, "open store "+dir+": "+segmentOf(dir, keptSession)+
-		": table ops is not that of schema version 1: written by a development build: use the build that wrote it or another directory")
+		": table ops is not that of schema version 2: written by a development build: use the build that wrote it or another directory")
 	assert.FileExists(t, segmentOf(dir, keptSession))
 }
 

@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
+	"fmt"
 	"hash/fnv"
 	"io"
 	"strconv"
@@ -19,8 +20,12 @@ import (
 // row in long_ops, because a row for each bin would have no bound.
 const longBins = 64
 
-// maxPartial is the number of rollup rows of a segment from which the writer merges them.
-const maxPartial = 2_000_000
+// maxPartial is the number of rows of a rollup that are not merged, from which the writer merges those of a
+// segment. A large rollup is merged after as many rows as it has, at most after mergeFactor*maxPartial.
+const (
+	maxPartial  = 1 << 16
+	mergeFactor = 4
+)
 
 // isLong reports whether an operation has no row for each bin of a level.
 func isLong(level uint8, dur int64) bool { return dur>>level >= longBins }
@@ -32,7 +37,8 @@ const shortNs = longBins << 24
 type rollup struct {
 	lod    map[lodKey]*lodSum
 	stats  map[statKey]*statSum
-	scopes map[store.SpanID]*scopeSum
+	own    map[store.SpanID]*scopeSum // by the span that launched
+	scopes map[scopeKey]*scopeSum     // see sumScopes
 	lanes  map[uint32]*laneSum
 	long   []longOp
 	sites  map[uint32]uint32 // by id of a place
@@ -70,8 +76,6 @@ type statKey struct {
 
 type statSum struct{ n, ns, longest, queue, bytes int64 }
 
-type scopeSum struct{ kernels, kernelNs, queue, copies, copyNs, first, last int64 }
-
 type laneSum struct{ n, busy, first, last int64 }
 
 // longOp is a row of long_ops. It is long at this level and at all levels below.
@@ -83,7 +87,7 @@ type longOp struct {
 
 func newRollup() *rollup {
 	return &rollup{
-		lod: map[lodKey]*lodSum{}, stats: map[statKey]*statSum{}, scopes: map[store.SpanID]*scopeSum{},
+		lod: map[lodKey]*lodSum{}, stats: map[statKey]*statSum{}, own: map[store.SpanID]*scopeSum{}, scopes: map[scopeKey]*scopeSum{},
 		lanes: map[uint32]*laneSum{}, sites: map[uint32]uint32{},
 		chains: map[chainBucket]*chainSum{},
 	}
@@ -141,24 +145,19 @@ func (r *rollup) add(o *store.Op, shape *store.Shape, parent store.SpanID, laneI
 	if parent == 0 || shape.Operation != store.OpKernel && shape.Operation != store.OpCopy {
 		return
 	}
-	sc, fresh := entry(r.scopes, parent)
+	one := scopeSum{first: o.StartNs, last: end}
 	if shape.Operation == store.OpKernel {
-		sc.kernels++
-		sc.kernelNs += dur
-		sc.queue += o.QueueNs.V
+		one.kernels, one.kernelNs, one.queue = 1, dur, o.QueueNs.V
 	} else {
-		sc.copies++
-		sc.copyNs += dur
+		one.copies, one.copyNs = 1, dur
 	}
-	if fresh || o.StartNs < sc.first {
-		sc.first = o.StartNs
-	}
-	sc.last = max(sc.last, end)
+	sc, _ := entry(r.own, parent)
+	sc.add(&one)
 }
 
-// rows returns the number of rows.
-func (r *rollup) rows() int64 {
-	return int64(len(r.lod) + len(r.stats) + len(r.scopes) + len(r.lanes) + len(r.chains))
+// rows returns the numbers of rows, by table.
+func (r *rollup) rows() mergeCounts {
+	return mergeCounts{len(r.lod), len(r.stats), len(r.scopes), len(r.chains), len(r.lanes), 0}
 }
 
 // writeRollup appends the rows of the rollup and the summary.
@@ -182,10 +181,8 @@ func (w *transaction) writeRollup() error {
 	if err := w.writeChainSums(); err != nil {
 		return err
 	}
-	for parent, s := range r.scopes {
-		if err := w.append("scope_sums", uint64(parent), s.kernels, s.kernelNs, s.queue, s.copies, s.copyNs, s.first, s.last); err != nil {
-			return err
-		}
+	if err := w.writeScopeSums(); err != nil {
+		return err
 	}
 	for lane, s := range r.lanes {
 		if err := w.append("lane_sums", lane, s.n, s.busy, s.first, s.last); err != nil {
@@ -256,56 +253,74 @@ func (w wrapped) Scan(src any) error {
 	return nil
 }
 
-// mergeSQL has the query that merges the rows of each rollup.
-var mergeSQL = map[string]string{
-	"lod": "SELECT level, bin, lane, sum(c)::BIGINT, " + signed("busy") + ", coalesce(top.d, 0), coalesce(top.shape, 0), " +
+// mergeTables has the rollups whose rows are merged, and the queries for that.
+var mergeTables = [...]struct{ table, query string }{
+	{"lod", "SELECT level, bin, lane, sum(c)::BIGINT, " + signed("busy") + ", coalesce(top.d, 0), coalesce(top.shape, 0), " +
 		"coalesce(top.k, 0), coalesce(top.s, 0) FROM (SELECT level, bin, lane, sum(n) AS c, sum(busy_ns) AS busy, " + topSQL +
-		" AS top FROM {lod} GROUP BY 1, 2, 3) GROUP BY ALL ORDER BY level, lane, bin",
-	"stats": "SELECT site, shape, lane, bucket, sum(n)::BIGINT, " + signed("sum_ns") + ", max(max_ns), " + signed("queue_ns") + ", " +
-		signed("bytes") + " FROM {stats} GROUP BY 1, 2, 3, 4",
-	"scope_sums": "SELECT parent, sum(kernels)::BIGINT, " + signed("kernel_ns") + ", " + signed("queue_ns") + ", sum(copies)::BIGINT, " +
-		signed("copy_ns") + ", min(first_ns), max(last_ns) FROM {scope_sums} GROUP BY 1",
-	"span_sums": "SELECT chain, bucket, sum(n)::BIGINT, " + signed("wall_ns") + " FROM {span_sums} GROUP BY 1, 2 HAVING sum(n) != 0",
-	"chains":    "SELECT id, max(seq), arg_max(anchor, seq), arg_max(key, seq), arg_max(depth, seq), arg_max(state, seq) FROM {chains} GROUP BY 1",
-	"lane_sums": "SELECT lane, sum(n)::BIGINT, " + signed("busy_ns") + ", min(first_ns), max(last_ns) FROM {lane_sums} GROUP BY 1",
+		" AS top FROM {lod} GROUP BY 1, 2, 3) GROUP BY ALL ORDER BY level, lane, bin"},
+	{"stats", "SELECT site, shape, lane, bucket, sum(n)::BIGINT, " + signed("sum_ns") + ", max(max_ns), " + signed("queue_ns") + ", " +
+		signed("bytes") + " FROM {stats} GROUP BY 1, 2, 3, 4"},
+	// The instances of a path are in few blocks.
+	{"scope_sums", "SELECT chain, start_ns, span, own, " + signed("wall_ns") + ", sum(kernels)::BIGINT, " + signed("kernel_ns") + ", " + signed("queue_ns") +
+		", sum(copies)::BIGINT, " + signed("copy_ns") + ", min(first_ns), max(last_ns) FROM {scope_sums} GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3"},
+	{"span_sums", "SELECT chain, bucket, sum(n)::BIGINT, " + signed("wall_ns") + " FROM {span_sums} GROUP BY 1, 2 HAVING sum(n) != 0"},
+	{"lane_sums", "SELECT lane, sum(n)::BIGINT, " + signed("busy_ns") + ", min(first_ns), max(last_ns) FROM {lane_sums} GROUP BY 1"},
+	{"chains", "SELECT id, max(seq), arg_max(anchor, seq), arg_max(key, seq), arg_max(depth, seq), arg_max(state, seq) FROM {chains} GROUP BY 1"},
 }
+
+// mergeCounts has the number of rows of each of mergeTables.
+type mergeCounts [len(mergeTables)]int
 
 // topSQL selects the longest operation of rows of lod.
 const topSQL = "arg_min({'d': top_ns, 'shape': top_shape, 's': top_start, 'k': top_key}, {'d': -top_ns, 's': top_start, 'k': top_key}) FILTER (n > 0)"
 
-// mergeRollups merges the rows of the rollups of a segment. It changes no sum.
-func (s *Store) mergeRollups(ctx context.Context, seg *segment) (err error) {
+// mergeRollups merges the rows of the rollups of a segment: of all that are not merged, or of those with many
+// such rows. It changes no sum.
+func (s *Store) mergeRollups(ctx context.Context, seg *segment, all bool) error {
 	v := view{s: s, segments: []*segment{seg}}
-	for table, query := range mergeSQL {
-		tx, err := s.begin(ctx)
+	for i, m := range mergeTables {
+		if n := seg.partial[i] - seg.merged[i]; n == 0 || !all && n < max(s.maxPartial, min(seg.merged[i], mergeFactor*s.maxPartial)) {
+			continue
+		}
+		if err := s.mergeTable(ctx, seg.alias+"."+m.table, v.tables(m.query)); err != nil {
+			return err
+		}
+		err := s.each(ctx, "SELECT count(*) FROM "+seg.alias+"."+m.table, nil, func(r *sql.Rows) error { return r.Scan(&seg.partial[i]) })
 		if err != nil {
 			return err
 		}
-		for _, q := range []string{
-			"CREATE OR REPLACE TEMP TABLE merged AS " + v.tables(query), "DELETE FROM " + seg.alias + "." + table,
-			"INSERT INTO " + seg.alias + "." + table + " SELECT * FROM temp.merged", "DROP TABLE temp.merged",
-		} {
-			if _, err = tx.ExecContext(ctx, q); err != nil {
-				_ = tx.Rollback()
-				return err
-			}
-		}
-		if err = tx.Commit(); err != nil {
+		seg.merged[i] = seg.partial[i]
+	}
+	return nil
+}
+
+// mergeTable replaces the rows of a table by those of a query.
+func (s *Store) mergeTable(ctx context.Context, table, query string) error {
+	tx, err := s.begin(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()
+	// The ids of rows that the transaction inserts are larger.
+	var last int64
+	if err = tx.QueryRowContext(ctx, "SELECT coalesce(max(rowid), -1) FROM "+table).Scan(&last); err != nil {
+		return err
+	}
+	for _, q := range []string{"INSERT INTO " + table + " " + query, fmt.Sprintf("DELETE FROM %s WHERE rowid <= %d", table, last)} {
+		if _, err = tx.ExecContext(ctx, q); err != nil {
 			return err
 		}
 	}
-	return s.countPartial(ctx, seg)
+	return tx.Commit()
 }
 
 // countPartial counts the rollup rows of a segment.
 func (s *Store) countPartial(ctx context.Context, seg *segment) error {
-	query := "SELECT "
-	for table := range mergeSQL {
-		query += "(SELECT count(*) FROM " + seg.alias + "." + table + ") + "
+	seg.merged = mergeCounts{}
+	query, counts := "SELECT ", []any{}
+	for i, m := range mergeTables {
+		query += "(SELECT count(*) FROM " + seg.alias + "." + m.table + "),"
+		counts = append(counts, &seg.partial[i])
 	}
-	return s.each(ctx, query+"0", nil, func(r *sql.Rows) error {
-		err := r.Scan(&seg.partial)
-		seg.mergedTo = seg.partial
-		return err
-	})
+	return s.each(ctx, query, nil, func(r *sql.Rows) error { return r.Scan(counts...) })
 }

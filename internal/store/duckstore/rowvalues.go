@@ -109,7 +109,30 @@ func (w *transaction) ref(dict int, b *store.Batch, i uint32) (uint32, error) {
 	if i == 0 && dict != lanes && dict != shapes {
 		return 0, nil
 	}
-	return w.sess.dicts.id(w.seg, dict, key(dict, b, i), func(id uint32) error { return w.entry(dict, b, i, id) })
+	if w.refs.batch != b {
+		w.refs.batch = b
+		for d := range w.refs.ids {
+			w.refs.ids[d] = w.refs.ids[d][:0]
+		}
+	}
+	ids := &w.refs.ids[dict]
+	if n := int(i) + 1 - len(*ids); n > 0 {
+		*ids = append(*ids, make([]uint32, n)...)
+	}
+	if id := (*ids)[i]; id != 0 {
+		return id, nil
+	}
+	id, err := w.sess.dicts.id(w.seg, dict, key(dict, b, i), func(id uint32) error { return w.entry(dict, b, i, id) })
+	if err == nil {
+		w.refs.ids[dict][i] = id
+	}
+	return id, err
+}
+
+// batchIDs has the ids of the entries of a batch; 0 for one that is not known yet.
+type batchIDs struct {
+	batch *store.Batch
+	ids   [len(dictTables)][]uint32
 }
 
 // op appends an operation. Times of the launch are stored relative to the start, which compresses

@@ -15,7 +15,24 @@ type version struct {
 
 // versions has all versions. The first one is version 1. To add one, append a copy of the changed schema,
 // and keep a file of the version before in testdata (see TestMigrate_Kept).
-var versions = []version{{schema: schema1}}
+var versions = []version{
+	{schema: schema1},
+	{schema: schema2, migrate: []string{
+		"CREATE TABLE {db}.old AS FROM {db}.scope_sums", "DROP TABLE {db}.scope_sums", scopeSums2,
+		"INSERT INTO {db}.scope_sums SELECT 0, 0, parent, true, 0, kernels, kernel_ns, queue_ns, copies, copy_ns, first_ns, last_ns FROM {db}.old",
+		"DROP TABLE {db}.old", "INSERT INTO {db}.meta VALUES ('" + staleChains + "', '1')",
+	}},
+}
+
+// schema2 sums up scopes by their chains, with what was launched below them.
+var schema2 = strings.Replace(schema1, scopeSums1, scopeSums2, 1)
+
+const (
+	scopeSums1 = `CREATE TABLE {db}.scope_sums (parent UBIGINT, kernels BIGINT, kernel_ns BIGINT, queue_ns BIGINT, copies BIGINT,
+  copy_ns BIGINT, first_ns BIGINT, last_ns BIGINT);`
+	scopeSums2 = `CREATE TABLE {db}.scope_sums (chain UINTEGER, start_ns BIGINT, span UBIGINT, own BOOLEAN, wall_ns BIGINT,
+  kernels BIGINT, kernel_ns BIGINT, queue_ns BIGINT, copies BIGINT, copy_ns BIGINT, first_ns BIGINT, last_ns BIGINT);`
+)
 
 // schemaVersion returns the version that this build writes.
 func schemaVersion() int { return len(versions) }
@@ -80,8 +97,7 @@ CREATE TABLE {db}.lod (level UTINYINT, bin BIGINT, lane UINTEGER, n BIGINT, busy
 CREATE TABLE {db}.long_ops (level UTINYINT, start_ns BIGINT, end_ns BIGINT, lane UINTEGER);
 CREATE TABLE {db}.stats (site UINTEGER, shape UINTEGER, lane UINTEGER, bucket USMALLINT, n BIGINT, sum_ns BIGINT,
   max_ns BIGINT, queue_ns BIGINT, bytes BIGINT);
-CREATE TABLE {db}.scope_sums (parent UBIGINT, kernels BIGINT, kernel_ns BIGINT, queue_ns BIGINT, copies BIGINT,
-  copy_ns BIGINT, first_ns BIGINT, last_ns BIGINT);
+` + scopeSums1 + `
 CREATE TABLE {db}.lane_sums (lane UINTEGER, n BIGINT, busy_ns BIGINT, first_ns BIGINT, last_ns BIGINT);
 CREATE TABLE {db}.gap_bins (device VARCHAR, from_bin BIGINT, bin BIGINT, n BIGINT, sum_ns BIGINT, least_ns BIGINT,
   before_ns BIGINT, before_dur BIGINT, reach_ns BIGINT, reach_dur BIGINT);

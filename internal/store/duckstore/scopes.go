@@ -7,7 +7,6 @@ package duckstore
 import (
 	"context"
 	"database/sql"
-	"encoding/hex"
 	"maps"
 	"slices"
 	"strconv"
@@ -225,59 +224,62 @@ func (v *view) chainedInstances(ctx context.Context, q store.InstanceQuery, n in
 			return nil, true, nil
 		}
 	}
-	// The chains of the path and of those below it.
-	var ids, below []string
+	tx, err := v.s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return nil, false, err
+	}
+	defer func() { _ = tx.Rollback() }()
+	each := func(query string, args []any, scan func(*sql.Rows) error) error {
+		return eachRow(ctx, tx, v.tables(query), args, scan)
+	}
+	var ids []string
 	twins := false
-	err = v.each(ctx, "SELECT id, key, state FROM "+latestChains+" WHERE starts_with(hex(key), ?)", []any{strings.ToUpper(hex.EncodeToString([]byte(key)))},
-		func(r *sql.Rows) error {
-			var id uint32
-			var k []byte
-			var state uint8
-			err := r.Scan(&id, &k, &state)
-			text := strconv.FormatUint(uint64(id), 10)
-			switch {
-			case len(k) == len(key):
-				ids = append(ids, text)
-				twins = twins || state == chainTwin
-			case state == chainInside:
-				below = append(below, text)
-			}
-			return err
-		})
+	err = each("SELECT id, state FROM "+latestChains+" WHERE key = ?", []any{[]byte(key)}, func(r *sql.Rows) error {
+		var id uint32
+		var state uint8
+		err := r.Scan(&id, &state)
+		ids = append(ids, strconv.FormatUint(uint64(id), 10))
+		twins = twins || state == chainTwin
+		return err
+	})
 	if err != nil || twins || len(ids) == 0 {
 		return nil, !twins, err
 	}
 	var f filter
 	f.add("chain IN (" + strings.Join(ids, ", ") + ")")
 	f.interval("start_ns", "", q.From, q.To, false)
-	spans := "(SELECT start_ns, end_ns, span, parent, trace FROM {spans}" + f.where() + ")"
 	order := "start_ns, span"
 	switch q.Sort {
 	case store.InstancesByWall:
-		order = "greatest(end_ns - start_ns, 0) DESC, " + order
-		fallthrough
-	case store.InstancesByStart:
-		spans = "(FROM " + spans + " ORDER BY " + order + " LIMIT " + strconv.Itoa(n) + ")"
+		order = "wall DESC, " + order
 	case store.InstancesByDevice:
-		order = "coalesce(" + signedSum("kernel_ns::HUGEINT + copy_ns") + ", 0) DESC, " + order
+		order = signedSum("kernel_ns + copy_ns") + " DESC, " + order
 	case store.InstancesByQueue:
-		order = "coalesce(queue_ns, 0) DESC, " + order
+		order = signedSum("queue_ns") + " DESC, " + order
 	}
-	tops := "d AS (SELECT DISTINCT span AS top, span AS id FROM i WHERE span != 0)"
-	if len(below) > 0 {
-		tops = "d AS (SELECT DISTINCT span AS top, span AS id FROM i WHERE span != 0 UNION ALL SELECT d.top, c.span FROM d JOIN (SELECT span, parent FROM {spans} " +
-			"WHERE span != 0 AND chain IN (" + strings.Join(below, ", ") + ")) c ON c.parent = d.id)"
-	}
-	err = v.each(ctx, "WITH RECURSIVE i AS MATERIALIZED "+spans+", "+tops+", s AS (SELECT top, sum(kernels)::BIGINT AS kernels, "+
-		signed("kernel_ns")+" AS kernel_ns, "+signed("queue_ns")+" AS queue_ns, sum(copies)::BIGINT AS copies, "+signed("copy_ns")+
-		" AS copy_ns, min(first_ns) AS first_ns, max(last_ns) AS last_ns FROM d JOIN {scope_sums} s ON s.parent = d.id GROUP BY 1) "+
-		"SELECT start_ns, end_ns, span, parent, trace, coalesce(kernels, 0), coalesce(kernel_ns, 0), coalesce(queue_ns, 0), coalesce(copies, 0), "+
-		"coalesce(copy_ns, 0), coalesce(first_ns, 0), coalesce(last_ns, 0) FROM i LEFT JOIN s ON s.top = i.span ORDER BY "+order+
-		" LIMIT "+strconv.Itoa(n), f.args, func(r *sql.Rows) error {
+	index := map[rowKey]int{}
+	var starts []string
+	err = each("SELECT start_ns, span, kernels, "+low("kernel_ns")+", "+low("queue_ns")+", copies, "+low("copy_ns")+", coalesce(first_ns, 0), coalesce(last_ns, 0) FROM (FROM ("+
+		"SELECT start_ns, span, sum(wall_ns) AS wall, sum(kernels)::BIGINT AS kernels, sum(kernel_ns) AS kernel_ns, sum(queue_ns) AS queue_ns, sum(copies)::BIGINT AS copies, "+
+		"sum(copy_ns) AS copy_ns, min(first_ns) AS first_ns, max(last_ns) AS last_ns FROM {scope_sums}"+f.where()+" GROUP BY 1, 2) ORDER BY "+order+
+		" LIMIT "+strconv.Itoa(n)+") ORDER BY "+order, f.args, func(r *sql.Rows) error {
 		var i store.Instance
-		err := r.Scan(&i.StartNs, &i.EndNs, &i.Span, &i.Parent, traceID{(*[16]byte)(&i.Trace)}, &i.Kernels, &i.KernelNs, &i.QueueNs,
-			&i.Copies, &i.CopyNs, &i.FirstNs, &i.LastNs)
+		err := r.Scan(&i.StartNs, &i.Span, &i.Kernels, wrapped{&i.KernelNs}, wrapped{&i.QueueNs}, &i.Copies, wrapped{&i.CopyNs}, &i.FirstNs, &i.LastNs)
+		index[rowKey{i.StartNs, uint64(i.Span)}] = len(list)
+		starts = append(starts, strconv.FormatInt(i.StartNs, 10))
 		list = append(list, i)
+		return err
+	})
+	if err != nil || len(list) == 0 {
+		return nil, true, err
+	}
+	// A list of literals skips blocks without these times.
+	err = each("SELECT start_ns, span, end_ns, parent, trace FROM {spans} WHERE start_ns IN ("+strings.Join(starts, ", ")+")", nil, func(r *sql.Rows) error {
+		var i store.Instance
+		err := r.Scan(&i.StartNs, &i.Span, &i.EndNs, &i.Parent, traceID{(*[16]byte)(&i.Trace)})
+		if at, ok := index[rowKey{i.StartNs, uint64(i.Span)}]; ok {
+			list[at].EndNs, list[at].Parent, list[at].Trace = i.EndNs, i.Parent, i.Trace
+		}
 		return err
 	})
 	return list, true, err

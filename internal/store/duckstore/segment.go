@@ -36,8 +36,8 @@ type segment struct {
 	dropped bool                                  // its rows were dropped
 	stale   bool                                  // see staleChains
 	known   *[len(dictTables)]map[uint32]struct{} // dictionary entries in the file; nil if not loaded
-	// The number of rollup rows, and that after the last merge.
-	partial, mergedTo int64
+	// The numbers of rollup rows, and those after the last merge.
+	partial, merged mergeCounts
 	// The last bin in gap_bins, -1 for none, and the number of operations when it was found.
 	gapBin, gapOps int64
 	gapTail        gapTailKernels

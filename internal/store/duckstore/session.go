@@ -39,6 +39,8 @@ type session struct {
 	// Of the writer; nil if not loaded.
 	dicts  *dictionaries
 	chains *chains
+	// lastKernels is the kernels of gap_bins with the latest ends, by device; nil if not loaded.
+	lastKernels map[string]gapKernel
 	// rebuilt is the number of spans when the chains were built again, and epoch counts these events.
 	rebuilt int64
 	epoch   uint64
@@ -223,6 +225,7 @@ func (s *Store) loadFiles(ctx context.Context, files []string) error {
 	var again []string
 	// Names of logs that are set aside with the reason, and files of other builds.
 	names, reasons, others := map[string]string{}, map[string]error{}, map[string]error{}
+	migrated := map[string]bool{}
 	read := func(file string, a *response) error {
 		err := errors.New(a.Err)
 		switch {
@@ -231,6 +234,7 @@ func (s *Store) loadFiles(ctx context.Context, files []string) error {
 				return fmt.Errorf("open %s: %w", file, err)
 			}
 			again = append(again, file)
+			migrated[file] = true
 			return nil
 		case a.Err == "":
 			if err = s.addLoaded(file, a.Segment); err == nil {
@@ -264,6 +268,11 @@ func (s *Store) loadFiles(ctx context.Context, files []string) error {
 			return err
 		}
 		files = again
+	}
+	for _, sess := range s.sessions {
+		if slices.ContainsFunc(sess.segments, func(seg *segment) bool { return migrated[seg.file] }) {
+			s.refreshChains(ctx, sess, true)
+		}
 	}
 	for _, file := range slices.Sorted(maps.Keys(others)) {
 		err := others[file]
@@ -306,7 +315,7 @@ func (s *Store) addLoaded(file string, info *segmentInfo) error {
 	s.sessions[k] = sess
 	seg := &segment{
 		file: file, n: n, from: from, newest: info.Newest, ops: info.Summary.Counts["ops"], summary: info.Summary, cache: sess.cache,
-		dropped: info.Meta["rows_dropped"] == "1", partial: info.Partial, mergedTo: info.MergedTo,
+		dropped: info.Meta["rows_dropped"] == "1", partial: info.Partial, merged: info.Merged,
 		gapBin: info.GapBin, gapOps: info.Summary.Counts["ops"], stale: info.Meta[staleChains] == "1",
 		traces: info.Traces,
 	}

@@ -56,7 +56,8 @@ type Store struct {
 	settles sync.WaitGroup           // of settleLoop
 
 	gapTail, gapLag, smallTree, maxChained int64 // see the constants; tests change them
-	maxPartial, maxRemembered              int64
+	maxPartial                             int
+	maxRemembered                          int64
 	maxTails                               int
 	directSessions                         int
 	listedBacklog                          int
@@ -159,6 +160,8 @@ func openDuckDB(cfg Config, settings ...string) (*sql.DB, error) {
 	settings = slices.Concat(settings, []string{
 		"autoinstall_known_extensions=false", "autoload_known_extensions=false",
 		fmt.Sprintf("memory_limit='%dB'", cfg.MemoryLimit), fmt.Sprintf("threads=%d", cfg.Threads),
+		// By default the allocator keeps what was freed for up to 128 MiB of each thread.
+		"allocator_background_threads=true", "allocator_flush_threshold='16MiB'",
 		fmt.Sprintf("max_temp_directory_size='%dB'", cfg.TempLimit),
 		"preserve_insertion_order=true", "checkpoint_threshold='64MiB'", "enable_external_access=false", "lock_configuration=true",
 	})

@@ -202,21 +202,6 @@ func (t *tree) path(p *treeSpan) ([]string, bool) {
 	return names, p.inTree
 }
 
-// scopeSums reads the sums of the operations of some parents.
-func (v *view) scopeSums(ctx context.Context, ids []uint64) (map[store.SpanID]*scopeSum, error) {
-	out := map[store.SpanID]*scopeSum{}
-	err := v.each(ctx, "SELECT parent, sum(kernels)::BIGINT, "+lowBits("kernel_ns")+", "+lowBits("queue_ns")+", sum(copies)::BIGINT, "+
-		lowBits("copy_ns")+", min(first_ns), max(last_ns) FROM {scope_sums} WHERE parent IN (SELECT unnest(?::UBIGINT[])) GROUP BY 1", []any{ids},
-		func(r *sql.Rows) error {
-			var id store.SpanID
-			s := &scopeSum{}
-			err := r.Scan(&id, &s.kernels, wrapped{&s.kernelNs}, wrapped{&s.queue}, &s.copies, wrapped{&s.copyNs}, &s.first, &s.last)
-			out[id] = s
-			return err
-		})
-	return out, err
-}
-
 // Instances implements [store.Reader].
 func (s *Store) Instances(ctx context.Context, q store.InstanceQuery) ([]store.Instance, error) {
 	return read(ctx, s, q.Project, q.Session, "read instances", func(v *view) ([]store.Instance, error) {
@@ -327,12 +312,16 @@ func (v *view) instanceSums(ctx context.Context, list []store.Instance) error {
 	for id := range ids {
 		spans = append(spans, uint64(id))
 	}
-	sums, err := v.scopeSums(ctx, spans)
+	sums := map[store.SpanID]*scopeSum{}
+	err = v.readSums(ctx, v.s.db, "own AND span IN (SELECT unnest(?::UBIGINT[]))", []any{spans}, func(id store.SpanID, s *scopeSum) { sums[id] = s })
 	if err != nil {
 		return err
 	}
 	total := map[store.SpanID]*store.Instance{}
 	for id, c := range sums {
+		if c.empty() {
+			continue
+		}
 		for _, top := range ids[id] {
 			if total[top] == nil {
 				total[top] = &store.Instance{}

@@ -150,7 +150,7 @@ func (s *Store) writeSession(ctx context.Context, k sessionKey, batches []*store
 	defer func() {
 		if err != nil {
 			// The dictionaries may have entries of the transaction that failed.
-			sess.dicts = nil
+			sess.dicts, sess.lastKernels = nil, nil
 			err = s.failed(ctx, sess, err)
 			if damaging(err) && ctx.Err() == nil {
 				s.checkSession(ctx, sess, err)
@@ -253,6 +253,7 @@ func (s *Store) route(ctx context.Context, sess *session, rows *work) (map[*segm
 			if err := s.addSegment(ctx, sess, 1, 0); err != nil {
 				return nil, err
 			}
+			sess.lastKernels = map[string]gapKernel{}
 		default:
 			last := sess.segments[n-1]
 			first, end := last.from, int64(-1)
@@ -263,23 +264,32 @@ func (s *Store) route(ctx context.Context, sess *session, rows *work) (map[*segm
 				end = max(end, t)
 			}
 			if end >= 0 && (last.ops >= s.cfg.SegmentOps || end-first >= int64(s.cfg.SegmentAge)) {
-				if err := s.addSegment(ctx, sess, last.n+1, end+1); err != nil {
+				err := s.merge(ctx, last)
+				if err == nil {
+					err = s.addSegment(ctx, sess, last.n+1, end+1)
+				}
+				if err != nil {
 					return nil, err
 				}
 			}
 		}
 	}
 	parts := map[*segment]*work{}
+	var last *segment
+	var part *work
 	for table := range rows {
 		for _, i := range rows[table] {
 			seg, err := s.segmentAt(ctx, sess, i.timeOf(table))
 			if err != nil {
 				return nil, err
 			}
-			if parts[seg] == nil {
-				parts[seg] = &work{}
+			if seg != last {
+				if parts[seg] == nil {
+					parts[seg] = &work{}
+				}
+				last, part = seg, parts[seg]
 			}
-			parts[seg][table] = append(parts[seg][table], i)
+			part[table] = append(part[table], i)
 		}
 	}
 	return parts, nil
@@ -331,11 +341,16 @@ type transaction struct {
 	info      summary
 	newest    [len(rowTables)]int64
 	rollup    *rollup
+	view      *view // see chains; or nil
+	refs      batchIDs
 	traces    map[store.TraceID]struct{}
 	earliest  int64 // start of the earliest new kernel
 	kernels   []gapKernel
-	stale     bool // a replaced row may have decided the summary of the segment
-	result    store.Result
+	gaps      []*gapGroup // new rows of gap_bins
+	// lastKernels is that of the session after the transaction, or nil.
+	lastKernels map[string]gapKernel
+	stale       bool // a replaced row may have decided the summary of the segment
+	result      store.Result
 }
 
 func (w *transaction) append(table string, values ...driver.Value) error {
@@ -372,10 +387,8 @@ func (s *Store) writeSegment(ctx context.Context, sess *session, seg *segment, r
 	}
 	defer s.release(seg)
 	begin, size := time.Now(), sizeOf(seg.file)
-	if seg.partial-seg.mergedTo >= s.maxPartial {
-		if err := s.mergeRollups(ctx, seg); err != nil {
-			return err
-		}
+	if err := s.mergeRollups(ctx, seg, false); err != nil {
+		return err
 	}
 	s.refreshChains(ctx, sess, false)
 	if seg.ops-seg.gapOps >= s.gapTail && sess.id != "" {
@@ -387,7 +400,11 @@ func (s *Store) writeSegment(ctx context.Context, sess *session, seg *segment, r
 		s: s, sess: sess, seg: seg, appenders: map[string]*duckdb.Appender{}, info: newSummary(),
 		newest: seg.newest, rollup: newRollup(), traces: map[store.TraceID]struct{}{}, earliest: math.MaxInt64,
 	}
-	if err := w.commit(ctx, func(tx *sql.Tx) error { return w.run(ctx, tx, rows) }); err != nil {
+	err := w.commit(ctx, func(tx *sql.Tx) error { return w.run(ctx, tx, rows) })
+	if w.view != nil {
+		w.view.close()
+	}
+	if err != nil {
 		return err
 	}
 	s.commits.Add(1)
@@ -400,13 +417,10 @@ func (s *Store) writeSegment(ctx context.Context, sess *session, seg *segment, r
 	defer s.mu.Unlock()
 	seg.newest = w.newest
 	seg.ops = w.info.Counts["ops"]
-	seg.partial += w.rollup.rows()
-	if w.earliest != math.MaxInt64 {
-		seg.gapBin = min(seg.gapBin, w.earliest>>gapLevel-1)
+	for i, n := range w.rollup.rows() {
+		seg.partial[i] += n
 	}
-	if sess.id != "" {
-		seg.gapTail.add(w.kernels, w.newest[0])
-	}
+	w.keepGaps()
 	for t := range w.traces {
 		seg.traces.add(t)
 	}
@@ -436,6 +450,9 @@ func (w *transaction) run(ctx context.Context, tx *sql.Tx, rows *work) error {
 		return err
 	}
 	if err := w.lateGaps(ctx, tx); err != nil {
+		return err
+	}
+	if err := w.extendGaps(); err != nil {
 		return err
 	}
 	return w.writeSummary(ctx, tx)
@@ -538,56 +555,62 @@ func (w *transaction) remove(ctx context.Context, tx *sql.Tx, table string, ids 
 
 // writeStarts writes operations and spans. A span with a later end replaces the stored one.
 func (w *transaction) writeStarts(ctx context.Context, tx *sql.Tx, rows *work) error {
-	ops := make(map[rowKey]item, len(rows[0]))
-	for _, i := range rows[0] {
+	ops := make(map[rowKey]int32, len(rows[0]))
+	known := make([]bool, len(rows[0]))
+	for n, i := range rows[0] {
 		o := &i.batch.Ops[i.row]
 		k := rowKey{o.StartNs, uint64(o.Span)}
-		if _, ok := ops[k]; ok {
+		if _, known[n] = ops[k]; known[n] {
 			w.result.Duplicates++
 			continue
 		}
-		ops[k] = i
+		ops[k] = int32(n)
 	}
 	err := w.stored(ctx, tx, "ops", "start_ns, span", rows[0], 0, func(r *sql.Rows) error {
 		var k rowKey
 		if err := r.Scan(&k.at, &k.id); err != nil {
 			return err
 		}
-		if _, ok := ops[k]; ok {
+		if n, ok := ops[k]; ok && !known[n] {
 			w.result.Duplicates++
-			delete(ops, k)
+			known[n] = true
 		}
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	for _, i := range rows[0] {
-		o := &i.batch.Ops[i.row]
-		if k := (rowKey{o.StartNs, uint64(o.Span)}); ops[k] != i {
+	for n, i := range rows[0] {
+		if known[n] {
 			continue
 		}
 		w.result.Written++
+		o := &i.batch.Ops[i.row]
 		if err := w.op(i.batch, o); err != nil {
 			return err
 		}
-		w.countOp(i.batch, o)
+		if err := w.countOp(i.batch, o); err != nil {
+			return err
+		}
 	}
 	return w.writeSpans(ctx, tx, rows[1])
 }
 
-func (w *transaction) countOp(b *store.Batch, o *store.Op) {
+func (w *transaction) countOp(b *store.Batch, o *store.Op) error {
 	operation := at(b.Shapes, o.Shape).Operation
 	w.info.Counts["ops"]++
 	w.info.Operations[operation]++
 	if operation == store.OpKernel {
 		w.info.KernelNs += max(o.EndNs-o.StartNs, 0)
 		w.earliest = min(w.earliest, o.StartNs)
-		w.kernels = append(w.kernels, gapKernel{
-			utf8(at(b.Lanes, o.Lane).Device), o.StartNs, max(o.StartNs, o.EndNs), o.Span, w.sess.dicts[shapes].ids[key(shapes, b, o.Shape)],
-		})
+		shape, err := w.ref(shapes, b, o.Shape)
+		if err != nil {
+			return err
+		}
+		w.kernels = append(w.kernels, gapKernel{utf8(at(b.Lanes, o.Lane).Device), o.StartNs, max(o.StartNs, o.EndNs), o.Span, shape})
 	}
 	w.extend(b, o.Origin, o.StartNs, o.EndNs)
+	return nil
 }
 
 // extend counts a row in the interval of the session and in its latest resource.
@@ -653,9 +676,6 @@ func (w *transaction) writeSpans(ctx context.Context, tx *sql.Tx, rows []item) e
 	if err != nil {
 		return err
 	}
-	if err := w.remove(ctx, tx, "spans", removed); err != nil {
-		return err
-	}
 	var list []*spanRow
 	for _, i := range rows {
 		p := &i.batch.Spans[i.row]
@@ -664,7 +684,14 @@ func (w *transaction) writeSpans(ctx context.Context, tx *sql.Tx, rows []item) e
 			list = append(list, &spanRow{item: i, old: replaced[k]})
 		}
 	}
-	if err := w.chainSpans(ctx, tx, list); err != nil {
+	first, err := w.chainSpans(ctx, tx, list)
+	if err == nil {
+		err = w.sumScopes(ctx, tx, list, first)
+	}
+	if err == nil {
+		err = w.remove(ctx, tx, "spans", removed) // after the chains of the removed spans are read
+	}
+	if err != nil {
 		return err
 	}
 	for _, i := range list {

@@ -24,7 +24,7 @@ func (sess *session) remembered() (n int64) {
 		}
 	}
 	if t := sess.chains; t != nil {
-		n += t.size() + t.oldSpans.size() + t.oldAnchors.size()
+		n += t.size() + t.oldSpans.size() + t.oldAnchors.size() + t.oldPending.size()
 	}
 	for _, seg := range sess.segments {
 		n += int64(cap(seg.gapTail.list))

@@ -54,11 +54,11 @@ _by_ids = weakref.WeakValueDictionary()  # the same by trace and span id, for en
 
 def _scope_of(span):
     """The scope of a span, None for an invalid one."""
-    context = span.get_span_context()
-    if not context.is_valid:
-        return None
     scope = _scopes.get(span)
     if scope is None:
+        context = span.get_span_context()
+        if not context.is_valid:
+            return None
         # Two threads that first see a span at once make a scope each, and both are of this span.
         scope = _scopes[span] = _by_ids[context.trace_id, context.span_id] = _Scope(span, context)
     return scope
@@ -70,12 +70,18 @@ def _current():
     return scope.id if scope is not None else 0
 
 
-def _in_event_loop():
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+def _shares_its_thread():
+    """Whether the caller is one of several tasks of its thread."""
+    if "gevent" in sys.modules or "eventlet" in sys.modules:
+        return True
+    trio = getattr(sys.modules.get("trio"), "lowlevel", None)
+    for current in (asyncio.get_running_loop, getattr(trio, "current_task", None)):
+        try:
+            if current is not None and current() is not None:
+                return True
+        except RuntimeError:
+            pass  # not in a task
+    return False
 
 
 class _Calls(threading.local):
@@ -184,8 +190,8 @@ class SpanProcessor:
         if _library.library is None:
             return
         _add_hooks()
-        # In an event loop the thread goes on with other tasks before the span ends.
-        if not _in_event_loop():
+        # Otherwise the thread goes on with other tasks before the span ends.
+        if not _shares_its_thread():
             scope = _scope_of(span)
             if scope is not None and _library.library.push(scope.id, 0):
                 scope.on_thread = True

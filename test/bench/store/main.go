@@ -23,6 +23,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"runtime/pprof"
 	"slices"
 	"strconv"
 	"strings"
@@ -58,7 +59,19 @@ func main() {
 	launcher := flag.String("chdb", ".tools/chdb/chdb", "the launcher that scripts/chdb makes")
 	directory := flag.String("directory", "", "the folder of the stores, which stay; empty means a temporary one")
 	phases := flag.String("phases", strings.Join(allPhases, ","), "what to measure")
+	profile := flag.String("profile", "", "write a CPU profile to this file")
 	flag.Parse()
+	if *profile != "" {
+		f, err := os.Create(*profile)
+		if err == nil {
+			err = pprof.StartCPUProfile(f)
+		}
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "store:", err)
+			os.Exit(1)
+		}
+		defer pprof.StopCPUProfile()
+	}
 	if err := run(strings.Split(*phases, ","), kernels, *peers, *launcher, *directory); err != nil {
 		fmt.Fprintln(os.Stderr, "store:", err)
 		os.Exit(1)
@@ -186,6 +199,9 @@ func ours(dir string, phases []string, kernels int64) error {
 	var last store.Op
 	for i := 0; i < rounds && err == nil; i++ {
 		err = with(func(s store.Store) error {
+			if _, err := s.Lanes(ctx, "", session); err != nil { // opens the files
+				return err
+			}
 			if i == 0 {
 				if last, err = lastOp(ctx, s); err != nil {
 					return err

@@ -21,7 +21,8 @@ type Query = Record<string, string | number | boolean | readonly (string | numbe
 export function url(path: string, query: Query = {}): string {
   const p = new URLSearchParams();
   for (const [k, v] of Object.entries(query)) {
-    if (v !== undefined && v !== "") p.set(k, Array.isArray(v) ? v.join(",") : String(v));
+    // An empty text is no filter, but "of" names the group without a name by it.
+    if (v !== undefined && (v !== "" || k === "of")) p.set(k, Array.isArray(v) ? v.join(",") : String(v));
   }
   const s = p.toString();
   return `/api/v1${path}${s ? `?${s}` : ""}`;

@@ -89,12 +89,12 @@ function Advice({ a }: { a: Analysis }) {
         {a.findings.map((f) => (
           <li key={`${f.device}${f.kind}`} data-kind={f.kind}>
             <p>{f.text}</p>
-            <p className={ui.muted}>
-              {f.gain_at_most_ns > 0 && (
-                <span title={`${exactDuration(f.gain_at_most_ns)}: ${f.formula}`}>
-                  At least {duration(f.active_at_least_ns)} of {duration(f.active_ns)} remain: minus {f.formula}.{" "}
-                </span>
-              )}
+            {f.gain_at_most_ns > 0 && (
+              <p className={ui.muted} title={`${exactDuration(f.gain_at_most_ns)}: ${f.formula}`}>
+                At least {duration(f.active_at_least_ns)} of {duration(f.active_ns)} remain: minus {f.formula}.
+              </p>
+            )}
+            <p>
               {f.evidence.map((e) => (
                 <span key={e.span}>
                   <Show start={e.start} ns={1} span={e.span}>

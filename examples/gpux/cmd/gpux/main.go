@@ -90,7 +90,7 @@ func (a *app) open() (ortlib.Found, error) {
 // record starts the recording of GPU work, as the service named like the model. Settings of the
 // environment, such as OTEL_SERVICE_NAME, take precedence.
 func record(ctx context.Context, c *config.Config) (shutdown func(context.Context) error, err error) {
-	var options []gpufl.Option
+	options := []gpufl.Option{gpufl.WithGlobalTracerProvider()} // for otelhttp
 	if os.Getenv("OTEL_SERVICE_NAME") == "" && !strings.Contains(os.Getenv("OTEL_RESOURCE_ATTRIBUTES"), "service.name=") {
 		options = append(options, gpufl.WithResource(attribute.String("service.name", c.Name), attribute.String("service.version", c.Version)))
 	}

@@ -58,8 +58,11 @@ func Platform(gpu bool) (Wheel, error) {
 	return w, nil
 }
 
-// Directory is where Install puts libraries: lib in the folder of gpux in the home folder.
+// Directory is where Install puts libraries: lib in GPUX_HOME, which is ~/.gpux by default.
 func Directory() (string, error) {
+	if dir := os.Getenv("GPUX_HOME"); dir != "" {
+		return filepath.Join(dir, "lib"), nil
+	}
 	home, err := os.UserHomeDir()
 	if err != nil {
 		return "", err

@@ -14,7 +14,7 @@ import (
 
 func TestInstall(t *testing.T) {
 	home := t.TempDir()
-	t.Setenv("HOME", home)
+	t.Setenv("GPUX_HOME", home)
 	t.Setenv("GPUX_ORT_LIB", "")
 	t.Run("a file with another digest is refused", func(t *testing.T) {
 		file := filepath.Join(home, "x.whl")
@@ -29,7 +29,7 @@ func TestInstall(t *testing.T) {
 	})
 	t.Run("the preferred library is for GPUs, and the newest", func(t *testing.T) {
 		for _, dir := range []string{"onnxruntime-1.26.0", "onnxruntime-1.27.0", "onnxruntime-gpu-1.27.0"} {
-			path := filepath.Join(home, ".gpux", "lib", dir)
+			path := filepath.Join(home, "lib", dir)
 			require.NoError(t, os.MkdirAll(path, 0o700))
 			require.NoError(t, os.WriteFile(filepath.Join(path, "libonnxruntime.so.1"), nil, 0o600))
 		}

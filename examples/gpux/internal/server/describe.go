@@ -12,18 +12,19 @@ import (
 
 // Info describes a model and where it runs, as /info and `gpux inspect` do.
 type Info struct {
-	Name        string            `json:"name"`
-	Version     string            `json:"version"`
-	Description string            `json:"description,omitempty"`
-	Format      string            `json:"format"`
-	Path        string            `json:"path"`
-	SizeBytes   int64             `json:"size_bytes"`
-	Producer    string            `json:"producer,omitempty"`
-	Opsets      map[string]int64  `json:"opsets"`
-	Operators   map[string]int    `json:"operators"`
-	Inputs      []Port            `json:"inputs"`
-	Outputs     []Port            `json:"outputs"`
-	Metadata    map[string]string `json:"metadata"`
+	Name        string           `json:"name"`
+	Version     string           `json:"version"`
+	Description string           `json:"description,omitempty"`
+	Format      string           `json:"format"`
+	Path        string           `json:"path"`
+	SizeBytes   int64            `json:"size_bytes"`
+	Producer    string           `json:"producer,omitempty"`
+	Opsets      map[string]int64 `json:"opsets"`
+	Operators   map[string]int   `json:"operators"`
+	Inputs      []Port           `json:"inputs"`
+	Outputs     []Port           `json:"outputs"`
+	// Metadata is that of the model and of gpux.yml, which takes precedence.
+	Metadata map[string]any `json:"metadata"`
 }
 
 // Port is an input or output. A dimension is a number, or a text if it is unknown.
@@ -37,7 +38,7 @@ type Port struct {
 
 // Describe joins what the configuration and the model say. The configuration may be nil.
 func Describe(c *config.Config, m *onnx.Model, path string, size int64) Info {
-	i := Info{Format: "onnx", Path: path, SizeBytes: size, Producer: m.Producer, Opsets: maps.Clone(m.Opsets), Operators: m.Operators, Metadata: m.Metadata}
+	i := Info{Format: "onnx", Path: path, SizeBytes: size, Producer: m.Producer, Opsets: maps.Clone(m.Opsets), Operators: m.Operators}
 	if m.ProducerVersion != "" {
 		i.Producer += " " + m.ProducerVersion
 	}
@@ -45,8 +46,13 @@ func Describe(c *config.Config, m *onnx.Model, path string, size int64) Info {
 		delete(i.Opsets, "")
 		i.Opsets["ai.onnx"] = version
 	}
+	i.Metadata = map[string]any{}
+	for key, value := range m.Metadata {
+		i.Metadata[key] = value
+	}
 	var inputs, outputs config.Ports
 	if c != nil {
+		maps.Copy(i.Metadata, c.Metadata)
 		i.Name, i.Version, i.Description, inputs, outputs = c.Name, c.Version, c.Description, c.Inputs, c.Outputs
 	} else {
 		i.Name = m.Graph

@@ -153,7 +153,8 @@ func status(err error) (int, string) {
 func (s *Server) inference(f func(w http.ResponseWriter, r *http.Request) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		began := time.Now()
-		code, err := http.StatusOK, error(nil)
+		code := http.StatusOK
+		var err error
 		if s.allowed(r) {
 			r.Body = http.MaxBytesReader(w, r.Body, maxBody)
 			ctx, cancel := context.WithTimeout(r.Context(), time.Duration(s.o.Config.Serving.Timeout))
