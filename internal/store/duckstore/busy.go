@@ -8,6 +8,7 @@ import (
 	"context"
 	"database/sql"
 	"math"
+	"slices"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/answer"
@@ -25,64 +26,155 @@ func (s *Store) Busy(ctx context.Context, q store.BusyQuery) ([]int64, error) {
 	})
 }
 
-// busyBefore finds how long a kernel ran on the devices before each of some times, which ascend. The busy
-// time of a device is the time from its first kernel to the latest end, without the gaps in between. The
-// bins of gap_bins have both at their start. So it reads the kernels of the bins of the times, and those
-// that gap_bins does not have yet.
+// busyState is what is known of a device before a time: its first kernel, the time without kernels since
+// then, and the latest end.
+type busyState struct{ first, idle, reach int64 }
+
+// busyBefore finds how long a kernel ran on the devices before each of some times, which ascend. A device
+// was busy from its first kernel to the latest end, except in the gaps between. The bins of gap_bins have
+// these sums at their start. So it reads the kernels of the bins of the times, and those that gap_bins
+// does not have yet, in the order of their start.
 func (v *view) busyBefore(ctx context.Context, device string, times []int64, before map[int64]int64) error {
 	tx, err := v.s.db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = tx.Rollback() }()
+	each := func(query string, scan func(*sql.Rows) error, args ...any) error {
+		return eachRow(ctx, tx, v.tables(query), args, scan)
+	}
 	tail := int64(0) // the first bin that gap_bins does not have
-	var ranges [][2]int64
-	add := func(bin int64) {
-		switch {
-		case bin < tail:
-			ranges = append(ranges, [2]int64{bin << gapLevel, (bin + 1) << gapLevel})
-		default:
-			ranges = append(ranges, [2]int64{tail << gapLevel, math.MaxInt64})
-		}
+	if err := each("SELECT coalesce(max(bin), -1) + 1 FROM {gap_bins}", func(r *sql.Rows) error { return r.Scan(&tail) }); err != nil {
+		return err
 	}
-	err = eachRow(ctx, tx, v.tables("SELECT coalesce(max(bin), -1) + 1 FROM {gap_bins}"), nil, func(r *sql.Rows) error { return r.Scan(&tail) })
-	if err == nil {
-		// The first bin of each device has its first kernel.
-		err = eachRow(ctx, tx, v.tables("SELECT DISTINCT min(bin) FROM {gap_bins} WHERE ? IN ('', device) GROUP BY device"), []any{device}, func(r *sql.Rows) error {
-			var bin int64
-			err := r.Scan(&bin)
-			add(bin)
-			return err
-		})
+	binOf := func(t int64) int64 { return min(t>>gapLevel, tail) }
+	var bins []int64
+	for _, t := range times {
+		bins = append(bins, binOf(t))
 	}
+	bins = slices.Compact(bins)
+	devices, err := v.busyDevices(each, device)
 	if err != nil {
 		return err
 	}
-	for i, t := range times {
-		if i == 0 || t>>gapLevel != times[i-1]>>gapLevel {
-			add(t >> gapLevel)
+	starts, err := v.busyStarts(each, device, bins)
+	if err != nil {
+		return err
+	}
+	next, bin := 0, int64(-1)
+	var states map[string]busyState
+	enter := func(b int64) {
+		if b != bin {
+			bin, states = b, starts[b]
+		}
+		if states == nil {
+			states = map[string]busyState{}
 		}
 	}
-	// Kernels of a bin that start at one time have one state: that after all of them.
-	query := "WITH t AS MATERIALIZED (SELECT x AS t, least(x >> $1, $2) AS bin FROM (SELECT unnest($4::BIGINT[]) AS x)), " +
-		"g AS MATERIALIZED (SELECT device, bin, sum(sum_ns) AS idle, max(reach_ns) AS reach FROM {gap_bins} WHERE $3 IN ('', device) GROUP BY 1, 2), " +
-		"c AS MATERIALIZED (SELECT device, bin, sum(idle) OVER w AS idle, max(reach) OVER w AS reach FROM g WINDOW w AS (PARTITION BY device ORDER BY bin)), " +
-		"k AS MATERIALIZED (SELECT device, least(s >> $1, $2) AS bin, s, max(e) AS e FROM (" + v.kernelsSQL(rangesSQL(ranges)) + ") WHERE $3 IN ('', device) " +
-		"AND (least(s >> $1, $2) IN (SELECT bin FROM t) OR (device, s >> $1) IN (SELECT device, min(bin) FROM g GROUP BY device)) GROUP BY 1, 2, 3), " +
-		"b AS (SELECT p.device, p.bin, coalesce(c.idle, 0) AS idle, coalesce(c.reach, -1) AS reach FROM (SELECT DISTINCT device, bin FROM k) p " +
-		"ASOF LEFT JOIN c ON c.device = p.device AND p.bin > c.bin), " +
-		"x AS (SELECT k.device, k.bin, s, b.idle, greatest(b.reach, max(e) OVER (PARTITION BY k.device, k.bin ORDER BY s)) AS reach, " +
-		"greatest(b.reach, coalesce(max(e) OVER (PARTITION BY k.device, k.bin ORDER BY s ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING), -1)) AS before " +
-		"FROM k JOIN b ON b.device = k.device AND b.bin = k.bin), " +
-		"y AS MATERIALIZED (SELECT device, bin, s, reach, idle + sum(CASE WHEN before >= 0 THEN greatest(s - before, 0) ELSE 0 END) OVER (PARTITION BY device, bin ORDER BY s) AS idle FROM x), " +
-		"d AS (SELECT device, min(s) AS first FROM k GROUP BY 1), " +
-		"z AS (SELECT t.t, d.first, coalesce(y.idle, c.idle) AS idle, coalesce(y.reach, c.reach) AS reach FROM t CROSS JOIN d " +
-		"ASOF LEFT JOIN y ON y.device = d.device AND y.bin = t.bin AND t.t > y.s ASOF LEFT JOIN c ON c.device = d.device AND t.bin > c.bin) " +
-		"SELECT t, " + signed("CASE WHEN reach >= 0 THEN least(t, reach)::HUGEINT - first - idle ELSE 0 END") + " FROM z GROUP BY 1"
-	return eachRow(ctx, tx, v.tables(query), []any{gapLevel, tail, device, times}, func(r *sql.Rows) error {
-		var t, busy int64
-		err := r.Scan(&t, &busy)
-		before[t] = busy
+	// passed answers for the times of earlier bins, and for those up to s in bin b.
+	passed := func(b, s int64) {
+		for ; next < len(times); next++ {
+			t := times[next]
+			if n := binOf(t); n > b || n == b && t > s {
+				return
+			}
+			enter(binOf(t))
+			for _, x := range states {
+				before[t] += min(t, x.reach) - x.first - x.idle
+			}
+		}
+	}
+	late := int64(math.MaxInt64)
+	if bins[len(bins)-1] == tail {
+		late = tail << gapLevel
+	}
+	err = each("SELECT lane, start_ns, greatest(dur_ns, 0) FROM {ops} WHERE start_ns >= $1 AND start_ns < $2 AND (start_ns >= $3 OR (start_ns >> $4) IN "+
+		"(SELECT unnest($5::BIGINT[]))) AND shape IN (SELECT id FROM {shapes} WHERE operation = 1) ORDER BY start_ns", func(r *sql.Rows) error {
+		var lane uint32
+		var s, d int64
+		if err := r.Scan(&lane, &s, &d); err != nil {
+			return err
+		}
+		name := devices[lane]
+		if device != "" && name != device {
+			return nil
+		}
+		passed(binOf(s), s)
+		enter(binOf(s))
+		x, ok := states[name]
+		if !ok {
+			x = busyState{first: s, reach: s}
+		}
+		x.idle += max(s-x.reach, 0)
+		x.reach = max(x.reach, s+d)
+		states[name] = x
+		return nil
+	}, bins[0]<<gapLevel, times[len(times)-1], late, gapLevel, bins)
+	passed(math.MaxInt64, 0)
+	return err
+}
+
+type eachFunc func(query string, scan func(*sql.Rows) error, args ...any) error
+
+// busyDevices returns the devices of lanes.
+func (v *view) busyDevices(each eachFunc, device string) (map[uint32]string, error) {
+	out := map[uint32]string{}
+	return out, each("SELECT id, device FROM "+v.dict(lanes)+" WHERE ? IN ('', device)", func(r *sql.Rows) error {
+		var id uint32
+		var name string
+		err := r.Scan(&id, &name)
+		out[id] = name
 		return err
-	})
+	}, device)
+}
+
+// busyStarts returns the states of the devices at the starts of bins. Devices without a kernel before are
+// absent.
+func (v *view) busyStarts(each eachFunc, device string, bins []int64) (map[int64]map[string]busyState, error) {
+	type key struct {
+		device string
+		bin    int64
+	}
+	first := map[string]int64{}
+	var firstBins [][2]int64
+	wanted := map[key]bool{}
+	err := each("SELECT device, min(bin) FROM {gap_bins} WHERE ? IN ('', device) GROUP BY 1", func(r *sql.Rows) error {
+		var k key
+		err := r.Scan(&k.device, &k.bin)
+		wanted[k] = true
+		firstBins = append(firstBins, [2]int64{k.bin << gapLevel, (k.bin + 1) << gapLevel})
+		return err
+	}, device)
+	if err != nil || len(wanted) == 0 {
+		return nil, err
+	}
+	err = each("SELECT device, s >> ?, min(s) FROM ("+v.kernelsSQL(rangesSQL(firstBins))+") GROUP BY 1, 2", func(r *sql.Rows) error {
+		var k key
+		var s int64
+		err := r.Scan(&k.device, &k.bin, &s)
+		if wanted[k] {
+			first[k.device] = s
+		}
+		return err
+	}, gapLevel)
+	if err != nil {
+		return nil, err
+	}
+	out := map[int64]map[string]busyState{}
+	err = each("WITH t AS (SELECT unnest($1::BIGINT[]) AS bin), "+
+		"g AS MATERIALIZED (SELECT device, bin, sum(sum_ns) AS idle, max(reach_ns) AS reach FROM {gap_bins} WHERE $2 IN ('', device) GROUP BY 1, 2), "+
+		"c AS (SELECT device, bin, sum(idle) OVER w AS idle, max(reach) OVER w AS reach FROM g WINDOW w AS (PARTITION BY device ORDER BY bin)) "+
+		"SELECT t.bin, d.device, "+low("c.idle::HUGEINT")+", c.reach FROM t CROSS JOIN (SELECT DISTINCT device FROM g) d "+
+		"ASOF JOIN c ON c.device = d.device AND t.bin > c.bin", func(r *sql.Rows) error {
+		var k key
+		var x busyState
+		err := r.Scan(&k.bin, &k.device, wrapped{&x.idle}, &x.reach)
+		x.first = first[k.device]
+		if out[k.bin] == nil {
+			out[k.bin] = map[string]busyState{}
+		}
+		out[k.bin][k.device] = x
+		return err
+	}, bins, device)
+	return out, err
 }
