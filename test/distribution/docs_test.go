@@ -18,7 +18,7 @@ import (
 )
 
 // maxUserWords bounds the user documentation: all pages of docs, without docs/internals.
-const maxUserWords = 26_000
+const maxUserWords = 26_500
 
 var (
 	codeBlock = regexp.MustCompile("(?s)```.*?```")

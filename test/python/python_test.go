@@ -112,8 +112,11 @@ func buildWheel(root, programs, packages string) (err error) {
 		return err
 	}
 	wheels, err := filepath.Glob(filepath.Join(built.dir, "*.whl"))
-	if err != nil || len(wheels) != 1 {
-		return fmt.Errorf("built %d wheels: %v", len(wheels), err)
+	if err != nil {
+		return err
+	}
+	if len(wheels) != 1 {
+		return fmt.Errorf("scripts/wheel built %d wheels", len(wheels))
 	}
 	built.wheel = wheels[0]
 	built.venv = filepath.Join(built.dir, "venv")
@@ -129,8 +132,11 @@ func buildWheel(root, programs, packages string) (err error) {
 		return err
 	}
 	own, err := filepath.Glob(filepath.Join(built.venv, "lib", "python3*", "site-packages"))
-	if err != nil || len(own) != 1 {
-		return fmt.Errorf("%d folders of packages: %v", len(own), err)
+	if err != nil {
+		return err
+	}
+	if len(own) != 1 {
+		return fmt.Errorf("the environment has %d folders of packages", len(own))
 	}
 	return os.WriteFile(filepath.Join(own[0], "test.pth"), out, 0o600)
 }

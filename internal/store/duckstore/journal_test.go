@@ -258,8 +258,8 @@ func TestJournal_List(t *testing.T) {
 	assert.Len(t, list(store.SessionQuery{To: 15e17}), 1)
 	require.NoError(t, s.settleAll())
 	for _, want := range list(store.SessionQuery{})[1:] {
-		assert.EqualValues(t, 1e18, want.FirstNs)
-		assert.EqualValues(t, 4e18, want.LastNs)
+		assert.Equal(t, int64(1e18), want.FirstNs)
+		assert.Equal(t, int64(4e18), want.LastNs)
 		assert.Equal(t, []any{want.FirstNs, want.LastNs, true}, []any{got[1].FirstNs, got[1].LastNs, got[1].Ended})
 		assert.EqualValues(t, 29, want.Counts["ops"])
 	}
