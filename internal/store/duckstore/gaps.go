@@ -30,6 +30,10 @@ const (
 	gapLag  = int64(1) << 30
 )
 
+// maxGapPart is the number of operations from which the writer computes gaps in one query. It bounds the
+// memory and the time of a write.
+const maxGapPart = 1 << 18
+
 // kernelsSQL selects the kernels of rows of ops, which replace {rows}.
 const kernelsSQL = "SELECT coalesce(l.device, '') AS device, start_ns AS s, start_ns + greatest(dur_ns, 0) AS e, span, shape FROM {rows} " +
 	"LEFT JOIN {lanes_of_session} l ON l.id = lane WHERE shape IN (SELECT id FROM {shapes} WHERE operation = 1)"
@@ -96,11 +100,13 @@ func (s *Store) extendGaps(ctx context.Context, sess *session, all bool) error {
 		to = s.gapsUntil(sess.segments[len(sess.segments)-1].newest[0])
 	}
 	for _, seg := range sess.segments {
-		if from := (seg.gapBin + 1) << gapLevel; from < to {
+		for from := (seg.gapBin + 1) << gapLevel; from < to; {
+			until := to
 			err := v.extendFromTail(ctx, seg, from, to)
 			if errors.Is(err, errIncomplete) {
 				sess.lastKernels = nil
-				err = v.extendSegment(ctx, seg, from, to)
+				until = min(to, seg.gapPart(from, s.gapPart))
+				err = v.extendSegment(ctx, seg, from, until)
 			}
 			if err == nil {
 				err = s.countGaps(ctx, seg)
@@ -110,9 +116,24 @@ func (s *Store) extendGaps(ctx context.Context, sess *session, all bool) error {
 			}
 			// No kernel starts between the last bin and the end of the interval, but one may arrive.
 			seg.gapTail.drop((seg.gapBin + 1) << gapLevel)
+			if from = until; from < to && !all && from <= seg.newest[0] {
+				seg.gapOps = 0 // the next write goes on
+				return nil
+			}
 		}
 	}
 	return nil
+}
+
+// gapPart returns the end of a part of a segment that has about so many operations. A late kernel
+// makes all bins after it incomplete, which may be those of millions of kernels.
+func (seg *segment) gapPart(from, operations int64) int64 {
+	first, last := max(from, seg.summary.FirstNs), seg.newest[0]
+	if first > last || seg.ops <= operations {
+		return math.MaxInt64
+	}
+	part := (last - seg.summary.FirstNs) / (seg.ops / operations)
+	return (first+part)>>gapLevel<<gapLevel + 1<<gapLevel
 }
 
 // gapKernel is a kernel that gap_bins does not have yet.

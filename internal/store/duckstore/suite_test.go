@@ -45,7 +45,7 @@ func runSuite(t *testing.T, journal bool, scenarios ...string) {
 		s.write.Lock()
 		switch stores.Add(1) % 4 {
 		case 0, 1:
-			s.gapTail, s.gapLag, s.maxChained, s.maxTails = 20, 1e6, 30, 20
+			s.gapTail, s.gapLag, s.gapPart, s.maxChained, s.maxTails = 20, 1e6, 30, 30, 20
 		case 2:
 			s.maxRemembered = 100
 		}
