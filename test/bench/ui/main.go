@@ -9,8 +9,8 @@
 // instead, for example one of 100 M kernels. Then it asks for the answers behind each view, of the
 // whole session and of windows. -state keeps the store for another run, which generates nothing.
 //
-// The exit status is 1 if a limit is reached: 1 s for the first page, 16 ms for the median frame of a
-// motion, 200 ms for the 95th percentile of each request.
+// The exit status is 1 if a limit is reached. The limits are 1 s for the first page, 16 ms for the
+// median frame of a motion, and 200 ms for the 95th percentile of each request.
 package main
 
 import (
