@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -134,15 +135,13 @@ func choose(o Options, open func(*ort.SessionOptions) error) (s Selection, err e
 	return s, fmt.Errorf("no provider works; %s says: %s", providers[len(providers)-1].Name, reason(err))
 }
 
+// status is how ONNX Runtime begins the text of an error, after the place in its source.
+var status = regexp.MustCompile(`^.*\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : `)
+
 // reason takes the first line of an error of ONNX Runtime, without the place in its source.
 func reason(err error) string {
 	text, _, _ := strings.Cut(err.Error(), "\n")
-	if i := strings.LastIndex(text, ") ["); i >= 0 {
-		if j := strings.Index(text[i:], "] "); j >= 0 {
-			text = text[i+j+2:]
-		}
-	}
-	return strings.TrimSpace(text)
+	return strings.TrimSpace(status.ReplaceAllString(text, ""))
 }
 
 func with(p Provider, o Options, open func(*ort.SessionOptions) error) error {
