@@ -152,7 +152,7 @@ func TestView_Errors(t *testing.T) {
 		args []string
 		want []string
 	}{
-		{"missing file", []string{"missing.otlp.jsonl"}, []string{"stat missing.otlp.jsonl: no such file or directory\n"}},
+		{"missing file", []string{"missing.otlp.jsonl"}, []string{"gpuflight view: missing.otlp.jsonl: no such file or directory\n"}},
 		{"no session", []string{damaged}, []string{damaged, "gpuflight view: the files contain no session\n"}},
 		{"port in use", []string{"--listen", used, damaged}, []string{"cannot listen on " + used, "choose another address with --listen\n"}},
 	} {
