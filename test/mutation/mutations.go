@@ -394,7 +394,7 @@ var mutations = []mutation{
 	},
 	{
 		"keys: others cannot read the file", "internal/apikey/file.go",
-		"mode&0o077 != 0", "mode&0o007 != 0",
+		"mode&0o037 != 0", "mode&0o030 != 0",
 		apiKeys, "^TestLoad_Permissions$",
 	},
 	{
