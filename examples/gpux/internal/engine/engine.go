@@ -7,6 +7,8 @@ package engine
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/onnx"
@@ -88,31 +90,21 @@ func Check(inputs []onnx.Value, values Tensors) error {
 	}
 	if len(values) > len(inputs) {
 		for name := range values {
-			if !has(inputs, name) {
-				return fmt.Errorf("%w: the model has no input %q; its inputs are %s", ErrInput, name, names(inputs))
+			if !slices.Contains(Names(inputs), name) {
+				return fmt.Errorf("%w: the model has no input %q; its inputs are %s", ErrInput, name, strings.Join(Names(inputs), ", "))
 			}
 		}
 	}
 	return nil
 }
 
-func has(values []onnx.Value, name string) bool {
-	for _, v := range values {
-		if v.Name == name {
-			return true
-		}
-	}
-	return false
-}
-
-func names(values []onnx.Value) (text string) {
+// Names returns the names of inputs or outputs.
+func Names(values []onnx.Value) []string {
+	list := make([]string, len(values))
 	for i, v := range values {
-		if i > 0 {
-			text += ", "
-		}
-		text += v.Name
+		list[i] = v.Name
 	}
-	return text
+	return list
 }
 
 // supported says why the model cannot be run here, in one sentence.

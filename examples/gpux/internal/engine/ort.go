@@ -75,16 +75,9 @@ func Load(path string, o Options) (*Model, error) {
 	if err := supported(info); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	inputs, outputs := make([]string, len(info.Inputs)), make([]string, len(info.Outputs))
-	for i, v := range info.Inputs {
-		inputs[i] = v.Name
-	}
-	for i, v := range info.Outputs {
-		outputs[i] = v.Name
-	}
 	m := &Model{Info: info}
 	m.Selection, err = choose(o, func(s *ort.SessionOptions) (err error) {
-		m.session, err = ort.NewDynamicAdvancedSession(path, inputs, outputs, s)
+		m.session, err = ort.NewDynamicAdvancedSession(path, Names(info.Inputs), Names(info.Outputs), s)
 		return err
 	})
 	if err != nil {

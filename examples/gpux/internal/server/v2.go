@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/engine"
@@ -173,18 +174,15 @@ func (s *Server) v2Inputs(list []v2Tensor, rest []byte) (engine.Tensors, error) 
 
 // wanted returns the outputs to answer with: those of the request, or all.
 func (s *Server) wanted(list []v2Tensor) ([]v2Tensor, error) {
+	names := engine.Names(s.o.Info.Outputs)
 	if len(list) == 0 {
-		for _, v := range s.o.Info.Outputs {
-			list = append(list, v2Tensor{Name: v.Name})
+		for _, name := range names {
+			list = append(list, v2Tensor{Name: name})
 		}
 		return list, nil
 	}
 	for _, out := range list {
-		known := false
-		for _, v := range s.o.Info.Outputs {
-			known = known || v.Name == out.Name
-		}
-		if !known {
+		if !slices.Contains(names, out.Name) {
 			return nil, bad("the model has no output '%s'", out.Name)
 		}
 	}
