@@ -92,20 +92,25 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	if totals.Empty() && len(totals.Scopes) == 0 && windows.Nothing() && inside.Empty() {
 		return errors.New("the files contain no GPU work")
 	}
+	if totals.Lost.LeftOut+totals.Lost.Unsampled == 0 {
+		totals.ScopeTree = causes.Scopes()
+	}
 	if *asJSON {
 		return report.WriteJSON(stdout, &totals, &windows, &inside, analyses, *top)
 	}
-	if err := report.WriteCauses(stdout, analyses); err != nil {
+	width := terminalWidth(stdout)
+	if err := report.WriteCauses(stdout, analyses, width); err != nil {
 		return err
 	}
-	if err := totals.Write(clipped(stdout), *top); err != nil {
+	if err := totals.Write(stdout, *top, width); err != nil {
 		return err
 	}
 	if !(windows.Nothing() && inside.Empty()) && (totals.Graphs > 0 || totals.Estimated > 0 || totals.Slowed > 0 || totals.Sliced > 0 || totals.Lost != (report.Lost{})) {
 		fmt.Fprintln(stdout) // separates sentences from a heading
 	}
-	if err := windows.Write(stdout, *top); err != nil {
+	folded := folded(stdout)
+	if err := windows.Write(folded, *top); err != nil {
 		return err
 	}
-	return inside.Write(stdout)
+	return inside.Write(folded)
 }
