@@ -111,14 +111,7 @@ const (
 // WriteCauses prints analyses in lines of a width (0 if it is unknown): at most shownSessions, those with
 // the most kernel time first.
 func WriteCauses(out io.Writer, list []SessionCauses, width int) error {
-	list = slices.Clone(list)
-	kernelNs := func(s *SessionCauses) (sum int64) {
-		for i := range s.Devices {
-			sum += s.Devices[i].KernelNs
-		}
-		return sum
-	}
-	slices.SortStableFunc(list, func(a, b SessionCauses) int { return cmp.Compare(kernelNs(&b), kernelNs(&a)) })
+	list = byKernelTime(list)
 	var b bytes.Buffer
 	for i := range list {
 		if i == shownSessions {
@@ -129,6 +122,19 @@ func WriteCauses(out io.Writer, list []SessionCauses, width int) error {
 	}
 	_, err := out.Write(b.Bytes())
 	return err
+}
+
+// byKernelTime returns the sessions, those with the most kernel time first.
+func byKernelTime(list []SessionCauses) []SessionCauses {
+	kernelNs := func(s *SessionCauses) (sum int64) {
+		for i := range s.Devices {
+			sum += s.Devices[i].KernelNs
+		}
+		return sum
+	}
+	list = slices.Clone(list)
+	slices.SortStableFunc(list, func(a, b SessionCauses) int { return cmp.Compare(kernelNs(&b), kernelNs(&a)) })
+	return list
 }
 
 func (s *SessionCauses) write(out io.Writer, width int) {
@@ -170,7 +176,14 @@ var boundTexts = map[analysis.Bound]string{
 	analysis.BoundHost: "limited by the host, not by launches", analysis.BoundDependency: "limited by dependencies", analysis.BoundUnknown: "limit unknown",
 }
 
-func writeDevice(out io.Writer, d *analysis.Device, width int) {
+func share(ns, of int64) string {
+	if of <= 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f%%", 100*float64(ns)/float64(of))
+}
+
+func deviceName(d *analysis.Device) string {
 	name := "Device"
 	if d.Index >= 0 {
 		name += " " + strconv.FormatInt(d.Index, 10)
@@ -178,32 +191,77 @@ func writeDevice(out io.Writer, d *analysis.Device, width int) {
 	if d.Model != "" {
 		name += " (" + d.Model + ")"
 	}
-	p := &d.Active
+	return name
+}
+
+// causesBySum returns all causes, the most time first.
+func causesBySum(sums *analysis.CauseSums) []analysis.Cause {
+	causes := analysis.Causes()
+	slices.SortStableFunc(causes, func(a, b analysis.Cause) int { return cmp.Compare(sums[b], sums[a]) })
+	return causes
+}
+
+func writeDevice(out io.Writer, d *analysis.Device, width int) {
+	name, p := deviceName(d), &d.Active
 	if p.WallNs <= 0 {
 		prose(out, "", name+": no kernels", width)
 		return
 	}
-	share := func(ns int64) string { return fmt.Sprintf("%.1f%%", 100*float64(ns)/float64(p.WallNs)) }
 	var busy []string
 	for _, part := range []struct {
 		name string
 		ns   int64
 	}{{"compute", p.ComputeNs}, {"communication only", p.CommunicationNs}, {"copies only", p.CopyNs}} {
 		if part.ns > 0 {
-			busy = append(busy, part.name+" "+share(part.ns))
+			busy = append(busy, part.name+" "+share(part.ns, p.WallNs))
 		}
 	}
 	prose(out, "", fmt.Sprintf("%s: %s", name, boundTexts[d.Bound]), width)
-	prose(out, "  ", fmt.Sprintf("active %s, busy %s (%s), idle %s", Time(time.Duration(p.WallNs)), share(p.BusyNs()), strings.Join(busy, ", "), share(p.IdleNs)), width)
-	causes := analysis.Causes()
-	slices.SortStableFunc(causes, func(a, b analysis.Cause) int { return cmp.Compare(p.Idle[b], p.Idle[a]) })
+	prose(out, "  ", fmt.Sprintf("active %s, busy %s (%s), idle %s", Time(time.Duration(p.WallNs)), share(p.BusyNs(), p.WallNs), strings.Join(busy, ", "),
+		share(p.IdleNs, p.WallNs)), width)
 	t := table{head: []string{"IDLE", "SHARE", "CAUSE"}}
-	for _, c := range causes {
+	for _, c := range causesBySum(&p.Idle) {
 		if ns := p.Idle[c]; ns > 0 {
-			t.add(Time(time.Duration(ns)), share(ns), c.Text())
+			t.add(Time(time.Duration(ns)), share(ns, p.WallNs), c.Text())
 		}
 	}
 	t.write(out, width)
+}
+
+func stepsTitle(s *analysis.Steps) string {
+	begin := "each a scope"
+	if s.Rule == "kernels" {
+		begin = "each from one kernel to the next one of"
+	}
+	return fmt.Sprintf("%s steps, %s %q", Count(uint64(s.Count)), begin, shorten(s.Name))
+}
+
+// stepParts are the values of a step that are shown.
+var stepParts = []struct {
+	name string
+	get  func(*analysis.StepValues) int64
+}{
+	{"wall", func(v *analysis.StepValues) int64 { return v.WallNs }},
+	{"compute", func(v *analysis.StepValues) int64 { return v.ComputeNs }},
+	{"communication only", func(v *analysis.StepValues) int64 { return v.CommunicationNs }},
+	{"copies only", func(v *analysis.StepValues) int64 { return v.CopyNs }},
+	{"idle", func(v *analysis.StepValues) int64 { return v.IdleNs }},
+}
+
+// stepName returns the name of a step if it has one of its own, otherwise its number.
+func stepName(s *analysis.Steps, step *analysis.Step) string {
+	if s.Rule == "scopes" && step.Name != s.Name {
+		return clean(step.Name, 24)
+	}
+	return strconv.FormatInt(step.Number, 10)
+}
+
+func slowReason(o *analysis.Outlier) string {
+	reason := fmt.Sprintf("%s: +%s", o.Part, Time(time.Duration(o.PartExcessNs)))
+	if o.Kernel != "" {
+		reason += fmt.Sprintf(", +%s in %s", Time(time.Duration(o.KernelExcessNs)), compact(clean(o.Kernel, 1000)))
+	}
+	return reason
 }
 
 func writeSteps(out io.Writer, s *analysis.Steps, width int) {
@@ -211,22 +269,13 @@ func writeSteps(out io.Writer, s *analysis.Steps, width int) {
 		fmt.Fprint(out, "No steps found\n\n")
 		return
 	}
-	begin := "each a scope"
-	if s.Rule == "kernels" {
-		begin = "each from one kernel to the next one of"
-	}
-	prose(out, "", fmt.Sprintf("%s steps, %s %q", Count(uint64(s.Count)), begin, shorten(s.Name)), width)
+	prose(out, "", stepsTitle(s), width)
 	t := table{head: []string{"P50", "P95", "MAX", "OF A STEP"}}
-	line := func(name string, get func(*analysis.StepValues) int64) {
-		if get(&s.Max) > 0 {
-			t.add(Time(time.Duration(get(&s.P50))), Time(time.Duration(get(&s.P95))), Time(time.Duration(get(&s.Max))), name)
+	for _, q := range stepParts {
+		if q.get(&s.Max) > 0 {
+			t.add(Time(time.Duration(q.get(&s.P50))), Time(time.Duration(q.get(&s.P95))), Time(time.Duration(q.get(&s.Max))), q.name)
 		}
 	}
-	line("wall", func(v *analysis.StepValues) int64 { return v.WallNs })
-	line("compute", func(v *analysis.StepValues) int64 { return v.ComputeNs })
-	line("communication only", func(v *analysis.StepValues) int64 { return v.CommunicationNs })
-	line("copies only", func(v *analysis.StepValues) int64 { return v.CopyNs })
-	line("idle", func(v *analysis.StepValues) int64 { return v.IdleNs })
 	t.write(out, width)
 	t = table{head: []string{"WALL", "OVER P50", "STEP", "SLOW BECAUSE OF MORE"}}
 	for i := range s.Outliers {
@@ -235,15 +284,7 @@ func writeSteps(out io.Writer, s *analysis.Steps, width int) {
 			t.add("", "", "", fmt.Sprintf("(%d more slow steps)", len(s.Outliers)-i))
 			break
 		}
-		reason := fmt.Sprintf("%s: +%s", o.Part, Time(time.Duration(o.PartExcessNs)))
-		if o.Kernel != "" {
-			reason += fmt.Sprintf(", +%s in %s", Time(time.Duration(o.KernelExcessNs)), compact(clean(o.Kernel, 1000)))
-		}
-		name := strconv.FormatInt(o.Number, 10)
-		if s.Rule == "scopes" && o.Name != s.Name {
-			name = clean(o.Name, 24)
-		}
-		t.add(Time(time.Duration(o.WallNs)), "+"+Time(time.Duration(o.ExcessNs)), name, reason)
+		t.add(Time(time.Duration(o.WallNs)), "+"+Time(time.Duration(o.ExcessNs)), stepName(s, &o.Step), slowReason(o))
 	}
 	t.write(out, width)
 	fmt.Fprintln(out)
