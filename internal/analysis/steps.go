@@ -206,7 +206,7 @@ func (l *stepList) candidate(i int) {
 }
 
 // found says whether there are enough steps.
-func (s *stepList) found() bool { return len(s.list) >= minSteps }
+func (l *stepList) found() bool { return len(l.list) >= minSteps }
 
 // stepParts are the parts that can explain an outlier.
 func stepParts(p *Parts) map[string]int64 {
@@ -217,19 +217,19 @@ func stepParts(p *Parts) map[string]int64 {
 	return m
 }
 
-func (s *stepList) result(rule, name, device string) Steps {
-	out := Steps{Rule: rule, Name: name, Device: device, Count: int64(len(s.list)), Longest: []Step{}, Outliers: []Outlier{}, More: s.more}
-	if !s.found() {
+func (l *stepList) result(rule, name, device string) Steps {
+	out := Steps{Rule: rule, Name: name, Device: device, Count: int64(len(l.list)), Longest: []Step{}, Outliers: []Outlier{}, More: l.more}
+	if !l.found() {
 		out.Rule, out.Name, out.Count = "none", "", 0
 		return out
 	}
-	for i := range s.list {
-		out.WallNs += s.list[i].WallNs
+	for i := range l.list {
+		out.WallNs += l.list[i].WallNs
 	}
-	values := make([]int64, len(s.list))
+	values := make([]int64, len(l.list))
 	quantiles := func(get func(*StepValues) *int64) (p50 int64) {
-		for i := range s.list {
-			values[i] = *get(&s.list[i].StepValues)
+		for i := range l.list {
+			values[i] = *get(&l.list[i].StepValues)
 		}
 		slices.Sort(values)
 		p50 = quantile(values, 50)
@@ -251,28 +251,28 @@ func (s *stepList) result(rule, name, device string) Steps {
 		quantiles(func(v *StepValues) *int64 { return &v.Idle[c] })
 	}
 	median := quantiles(func(v *StepValues) *int64 { return &v.WallNs })
-	for i := range s.list {
-		values[i] = max(s.list[i].WallNs-median, median-s.list[i].WallNs)
+	for i := range l.list {
+		values[i] = max(l.list[i].WallNs-median, median-l.list[i].WallNs)
 	}
 	slices.Sort(values)
 	limit := median + max(outlierDistance*quantile(values, 50), int64(outlierShare*float64(median)))
 
-	order := make([]int, len(s.list))
+	order := make([]int, len(l.list))
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(s.list[b].WallNs, s.list[a].WallNs) })
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(l.list[b].WallNs, l.list[a].WallNs) })
 	for _, i := range order[:min(len(order), maxListedSteps)] {
-		out.Longest = append(out.Longest, s.list[i])
-		if s.list[i].WallNs > limit && len(out.Outliers) < maxOutliers {
-			out.Outliers = append(out.Outliers, s.outlier(&s.list[i], &out.P50))
+		out.Longest = append(out.Longest, l.list[i])
+		if l.list[i].WallNs > limit && len(out.Outliers) < maxOutliers {
+			out.Outliers = append(out.Outliers, l.outlier(&l.list[i], &out.P50))
 		}
 	}
 	return out
 }
 
 // outlier names what differs most from the median step.
-func (s *stepList) outlier(o *Step, median *StepValues) Outlier {
+func (l *stepList) outlier(o *Step, median *StepValues) Outlier {
 	out := Outlier{Step: *o, ExcessNs: o.WallNs - median.WallNs}
 	usual := stepParts(&median.Parts)
 	parts := stepParts(&o.Parts)
@@ -283,8 +283,8 @@ func (s *stepList) outlier(o *Step, median *StepValues) Outlier {
 	}
 	if out.Part == "compute" || out.Part == "communication" {
 		for _, name := range slices.Sorted(maps.Keys(o.kernels)) {
-			others := int64(max(len(s.list)-1, 1))
-			if excess := o.kernels[name] - (s.totals[name]-o.kernels[name])/others; excess > out.KernelExcessNs {
+			others := int64(max(len(l.list)-1, 1))
+			if excess := o.kernels[name] - (l.totals[name]-o.kernels[name])/others; excess > out.KernelExcessNs {
 				out.Kernel, out.KernelExcessNs = name, excess
 			}
 		}

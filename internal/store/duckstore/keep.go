@@ -111,10 +111,10 @@ func (s *Store) KeptValue(ctx context.Context, project, id, name string) ([]byte
 // removeKept removes the kept values of a session without segments.
 func (s *Store) removeKept(dir string) error {
 	entries, err := os.ReadDir(dir)
-	if err != nil {
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
-	var errs []error
+	errs := []error{err}
 	for _, e := range entries {
 		if strings.HasSuffix(e.Name(), keptSuffix) {
 			errs = append(errs, os.Remove(filepath.Join(dir, e.Name())))
