@@ -58,7 +58,10 @@ func (a *app) run() *cobra.Command {
 			timeout := time.Duration(c.Runtime.Timeout)
 			var answer any
 			if benchmark {
-				answer, err = measure(cmd.Context(), m, text, warmup, runs, timeout)
+				var values engine.Tensors
+				if values, err = m.inputs(cmd.Context(), text); err == nil {
+					answer, err = measure(cmd.Context(), m.Model, values, warmup, runs, timeout)
+				}
 			} else {
 				answer, err = infer(cmd.Context(), m, text, timeout)
 			}
@@ -156,11 +159,7 @@ type figures struct {
 	Runtime    string  `json:"onnxruntime"`
 }
 
-func measure(ctx context.Context, m *loaded, text []byte, warmup, runs int, timeout time.Duration) (f figures, err error) {
-	values, err := m.inputs(ctx, text)
-	if err != nil {
-		return f, err
-	}
+func measure(ctx context.Context, m *engine.Model, values engine.Tensors, warmup, runs int, timeout time.Duration) (f figures, err error) {
 	times := make([]float64, 0, runs)
 	for i := range warmup + runs {
 		bound, cancel := context.WithTimeout(ctx, timeout)

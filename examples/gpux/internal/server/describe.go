@@ -111,8 +111,8 @@ func (s *Server) openAPI() any {
 	responses := func(ok object) object {
 		all := object{"200": ok}
 		for code, text := range map[string]string{
-			"400": "the inputs do not fit the model", "401": "the API key is missing or wrong", "404": "there is no such model", "413": "the body is too large",
-			"429": "too many requests are waiting", "500": "the run failed", "503": "the server is stopping", "504": "the run did not end within the time limit",
+			"400": "the inputs do not fit the model", "401": "the API key is missing or wrong", "404": "there is no such model", "408": "the body did not arrive in time",
+			"413": "the body is too large", "429": "too many requests are waiting", "500": "the run failed", "503": "the server is stopping, or has too many bodies in memory", "504": "the run did not end within the time limit",
 		} {
 			all[code] = object{"description": text, "content": failure}
 		}

@@ -39,7 +39,7 @@ func encode(t *testing.T, value any) []byte {
 }
 
 func TestTexts(t *testing.T) {
-	h := serve(t, nil, served(t, orttest.Languages()))
+	h := serveModels(t, nil, served(t, orttest.Languages()))
 	want := orttest.ReadExpectedTexts(t)
 	type answer struct {
 		Language    []string
@@ -154,7 +154,7 @@ func TestTrace_Preprocess(t *testing.T) {
 	before := otel.GetTracerProvider()
 	otel.SetTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans)))
 	defer otel.SetTracerProvider(before)
-	h := serve(t, nil, served(t, orttest.Languages()))
+	h := serveModels(t, nil, served(t, orttest.Languages()))
 	code, _, _ := call(t, http.MethodPost, h.URL+"/predict", []byte(`{"text":"a"}`))
 	require.Equal(t, 200, code)
 	named := map[string]tracetest.SpanStub{}
@@ -174,7 +174,7 @@ func TestTrace_Preprocess(t *testing.T) {
 func TestModels(t *testing.T) {
 	first, one := slowModel(t, "1", "{max_workers: 1, queue: 1, timeout: 60}")
 	second, two := slowModel(t, "2", "{timeout: 60}")
-	h := serve(t, nil, one, two, served(t, orttest.Languages()))
+	h := serveModels(t, nil, one, two, served(t, orttest.Languages()))
 	close(second.may)
 	for name, c := range map[string]struct {
 		method, path, body string

@@ -14,8 +14,10 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -31,9 +33,10 @@ import (
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/tensor"
 )
 
-// Limits of a request.
+// Limits of requests.
 const (
 	maxBody     = 64 << 20
+	maxBodies   = 512 << 20 // of all bodies that are in memory at a time
 	readTimeout = time.Minute
 )
 
@@ -62,6 +65,10 @@ type Options struct {
 	// Keys has the bearer tokens of inference requests, which must send one of them. None means that
 	// requests need no key.
 	Keys []string
+	// ReadTimeout is the longest that a body may take to arrive; 0 means a minute.
+	ReadTimeout time.Duration
+	// MaxBodies bounds the bytes of all bodies in memory; 0 means 512 MiB.
+	MaxBodies int64
 	// Warn writes a line to the log.
 	Warn func(format string, args ...any)
 }
@@ -71,6 +78,7 @@ type Server struct {
 	o       Options
 	models  []*Served
 	metrics *metrics
+	bodies  budget
 	handler http.Handler
 
 	warming, stopping atomic.Bool
@@ -78,7 +86,8 @@ type Server struct {
 
 // New returns a server that is ready. Close ends it.
 func New(o Options) (*Server, error) {
-	s := &Server{o: o, metrics: newMetrics()}
+	o.ReadTimeout, o.MaxBodies = cmp.Or(o.ReadTimeout, readTimeout), cmp.Or(o.MaxBodies, maxBodies)
+	s := &Server{o: o, metrics: newMetrics(), bodies: budget{limit: o.MaxBodies}}
 	for i := range o.Models {
 		m := &o.Models[i]
 		if _, err := s.find(m.Config.Name, m.version()); err == nil {
@@ -181,8 +190,8 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, grace time.Duration)
 		longest = max(longest, time.Duration(m.Config.Serving.Timeout))
 	}
 	server := &http.Server{
-		Handler: s, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: readTimeout, IdleTimeout: 2 * time.Minute,
-		WriteTimeout: readTimeout + longest + time.Minute, MaxHeaderBytes: 1 << 16,
+		Handler: s, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: s.o.ReadTimeout, IdleTimeout: 2 * time.Minute,
+		WriteTimeout: s.o.ReadTimeout + longest + time.Minute, MaxHeaderBytes: 1 << 16,
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(l) }()
@@ -237,7 +246,7 @@ func status(err error) (int, string) {
 		return http.StatusBadRequest, err.Error()
 	case errors.Is(err, errBusy):
 		return http.StatusTooManyRequests, err.Error()
-	case errors.Is(err, errStopping):
+	case errors.Is(err, errStopping), errors.Is(err, errBodies):
 		return http.StatusServiceUnavailable, err.Error()
 	case errors.Is(err, engine.ErrTimeout), errors.Is(err, context.DeadlineExceeded):
 		return http.StatusGatewayTimeout, "the run did not end within the time limit"
@@ -257,17 +266,23 @@ func fail(w http.ResponseWriter, err error) int {
 }
 
 // inference wraps a route with the key, the limits, the time limit and the metrics.
-func (s *Server) inference(f func(w http.ResponseWriter, r *http.Request, m *Served) error) handler {
+func (s *Server) inference(f func(w http.ResponseWriter, r *http.Request, m *Served, body []byte) error) handler {
 	return func(w http.ResponseWriter, r *http.Request, m *Served) {
 		began := time.Now()
 		trace.SpanFromContext(r.Context()).SetAttributes(attribute.String("gpux.model.name", m.Config.Name), attribute.String("gpux.model.version", m.version()))
 		code := http.StatusOK
 		var err error
 		if s.allowed(r) {
-			r.Body = http.MaxBytesReader(w, r.Body, maxBody)
-			ctx, cancel := context.WithTimeout(r.Context(), time.Duration(m.Config.Serving.Timeout))
-			err = f(w, r.WithContext(ctx), m)
-			cancel()
+			in := &counted{Reader: http.MaxBytesReader(w, r.Body, maxBody), budget: &s.bodies}
+			defer in.forget()
+			var body []byte
+			if body, err = io.ReadAll(in); err != nil {
+				err = read(err)
+			} else {
+				ctx, cancel := context.WithTimeout(r.Context(), time.Duration(m.Config.Serving.Timeout))
+				err = f(w, r.WithContext(ctx), m, body)
+				cancel()
+			}
 		} else {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			err = &problem{http.StatusUnauthorized, "the API key is missing or wrong"}
@@ -318,11 +333,7 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 }
 
 // predict reads {"input": value, …} or an image, and answers {"output": value, …}.
-func (s *Server) predict(w http.ResponseWriter, r *http.Request, m *Served) error {
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return read(err)
-	}
+func (s *Server) predict(w http.ResponseWriter, r *http.Request, m *Served, body []byte) error {
 	values, err := Inputs(r.Context(), m.Info, m.Preprocessor, body)
 	if err != nil {
 		return err
@@ -335,11 +346,45 @@ func (s *Server) predict(w http.ResponseWriter, r *http.Request, m *Served) erro
 	return nil
 }
 
-// read says that the body could not be read. It keeps the error for a body that is too large.
+// budget is the memory for the bodies of all requests.
+type budget struct {
+	mutex       sync.Mutex
+	used, limit int64
+}
+
+// counted is a body that uses the budget until forget.
+type counted struct {
+	io.Reader
+	*budget
+	is int64
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	if c.used+int64(n) > c.limit {
+		c.used, c.is = c.used-c.is, 0 // at once, so that no other body fails for this one
+		return n, errBodies
+	}
+	c.used, c.is = c.used+int64(n), c.is+int64(n)
+	return n, err
+}
+
+func (c *counted) forget() {
+	c.mutex.Lock()
+	c.used -= c.is
+	c.mutex.Unlock()
+}
+
+// read says that the body could not be read. It keeps the errors of limits.
 func read(err error) error {
 	var large *http.MaxBytesError
-	if errors.As(err, &large) {
+	switch {
+	case errors.As(err, &large), errors.Is(err, errBodies):
 		return err
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return &problem{http.StatusRequestTimeout, "the body did not arrive in time"}
 	}
 	return bad("the body could not be read: %v", err)
 }

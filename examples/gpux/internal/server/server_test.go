@@ -54,8 +54,8 @@ func served(t *testing.T, dir string) server.Served {
 	return server.Served{Config: c, Info: m.Info, Model: m, Selection: m.Selection, Preprocessor: p}
 }
 
-// serve serves models.
-func serve(t *testing.T, keys []string, models ...server.Served) *httptest.Server {
+// serveModels serves models.
+func serveModels(t *testing.T, keys []string, models ...server.Served) *httptest.Server {
 	t.Helper()
 	s, err := server.New(server.Options{Models: models, Runtime: engine.Version(), Keys: keys})
 	require.NoError(t, err)
@@ -70,7 +70,7 @@ func serve(t *testing.T, keys []string, models ...server.Served) *httptest.Serve
 // digits serves the real model for images.
 func digits(t *testing.T, keys ...string) *httptest.Server {
 	t.Helper()
-	return serve(t, keys, served(t, orttest.Digits()))
+	return serveModels(t, keys, served(t, orttest.Digits()))
 }
 
 // call sends a request and returns the status and the body.

@@ -4,7 +4,6 @@ package server
 
 import (
 	"encoding/json"
-	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -127,11 +126,7 @@ func (s *Server) metadata(m *Served) any {
 }
 
 // infer is the route of the protocol.
-func (s *Server) infer(w http.ResponseWriter, r *http.Request, m *Served) error {
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return read(err)
-	}
+func (s *Server) infer(w http.ResponseWriter, r *http.Request, m *Served, body []byte) error {
 	header, rest := body, []byte(nil)
 	if text := r.Header.Get(headerLength); text != "" {
 		n, err := strconv.Atoi(text)
