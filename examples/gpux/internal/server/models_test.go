@@ -104,6 +104,7 @@ func TestTexts(t *testing.T) {
 		"another input":       {`{"text":"a","image":1}`, "the model has no input 'image'"},
 		"an image":            {"\x89PNG\r\n\x1a\n", "the body is an image, and gpux.yml has no preprocessing of images"},
 		"the ids alone":       {`{"input_ids":[[1]]}`, "Missing required input: 'attention_mask'"},
+		"nothing":             {`{}`, "Missing required input: 'text'"},
 		"an input named \"\"": {`{"text":"a","":"b"}`, "the model has no input ''"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -112,6 +113,11 @@ func TestTexts(t *testing.T) {
 			assert.Contains(t, string(text), c.err)
 		})
 	}
+	t.Run("nothing in the protocol", func(t *testing.T) {
+		code, text, _ := call(t, http.MethodPost, url, []byte(`{"text":"a"}`))
+		assert.Equal(t, 400, code)
+		assert.Contains(t, string(text), "Missing required input: 'text'")
+	})
 	t.Run("its metadata and its description ask for text", func(t *testing.T) {
 		_, text, _ := call(t, http.MethodGet, h.URL+"/v2/models/languages", nil)
 		assert.Contains(t, string(text), `"inputs":[{"name":"text","shape":[-1],"datatype":"BYTES"}]`)

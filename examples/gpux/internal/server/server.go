@@ -425,7 +425,7 @@ func Inputs(ctx context.Context, info *onnx.Model, p *preprocess.Preprocessor, b
 		case values[in.Name] != nil:
 			continue
 		case !ok:
-			return nil, bad("Missing required input: '%s'", in.Name)
+			return nil, missing(info, p, in.Name, func(name string) bool { return fields[name] != nil || values[name] != nil })
 		}
 		t, err := tensor.FromJSON(in.DType, raw, in.Shape())
 		if err != nil {
@@ -438,6 +438,14 @@ func Inputs(ctx context.Context, info *onnx.Model, p *preprocess.Preprocessor, b
 		return nil, bad("the model has no input '%s'", name)
 	}
 	return values, nil
+}
+
+// missing says that an input is missing: the text, if no other input that it gives is there.
+func missing(info *onnx.Model, p *preprocess.Preprocessor, name string, given func(name string) bool) error {
+	if p.FromText(name) && !slices.ContainsFunc(info.Inputs, func(in onnx.Value) bool { return p.FromText(in.Name) && given(in.Name) }) {
+		name = preprocess.TextInput
+	}
+	return bad("Missing required input: '%s'", name)
 }
 
 // isText says whether a JSON value is a string, or a list that begins with one.

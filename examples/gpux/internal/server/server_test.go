@@ -206,8 +206,8 @@ func TestInfer(t *testing.T) {
 		"no bytes":            {`{"inputs":[{"name":"image","shape":[1,1,8,8],"datatype":"FP32","parameters":{"binary_data_size":256}}]}`, "96", "has 256 binary bytes"},
 		"a wrong length":      {`{}`, "5", "the body has 2 bytes"},
 		"bytes that are left": {`{"inputs":[]}abc`, "13", "3 bytes follow the binary tensors"},
-		"no such output":      {`{"inputs":[],"outputs":[{"name":"z"}]}`, "", "no output 'z'"},
-		"no input":            {`{"inputs":[]}`, "", `the input "image" is missing`},
+		"no such output":      {`{"inputs":[{"name":"image","shape":[0,1,8,8],"datatype":"FP32","data":[]}],"outputs":[{"name":"z"}]}`, "", "no output 'z'"},
+		"no input":            {`{"inputs":[]}`, "", `Missing required input: 'image'`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			headers := []string{}

@@ -146,6 +146,11 @@ func (s *Server) infer(w http.ResponseWriter, r *http.Request, m *Served, body [
 	if err := prepare(r.Context(), m.Preprocessor, values); err != nil {
 		return err
 	}
+	for _, in := range m.Info.Inputs {
+		if values[in.Name] == nil {
+			return missing(m.Info, m.Preprocessor, in.Name, func(name string) bool { return values[name] != nil })
+		}
+	}
 	outputs, err := m.wanted(q.Outputs)
 	if err != nil {
 		return err
