@@ -17,7 +17,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/engine"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/onnx"
@@ -163,75 +162,11 @@ func moduleCache(t *testing.T) string {
 	return filepath.Join(home, "go", "pkg", "mod")
 }
 
-// Parts of a model: https://github.com/onnx/onnx/blob/main/onnx/onnx.proto.
-
-func part(to []byte, number protowire.Number, b []byte) []byte {
-	return protowire.AppendBytes(protowire.AppendTag(to, number, protowire.BytesType), b)
-}
-
-func varint(to []byte, number protowire.Number, v uint64) []byte {
-	return protowire.AppendVarint(protowire.AppendTag(to, number, protowire.VarintType), v)
-}
-
-// value declares a tensor. A dimension is a number or a name.
-func value(name string, d tensor.DType, dims ...any) []byte {
-	shape := []byte{}
-	for _, dim := range dims {
-		if name, ok := dim.(string); ok {
-			shape = part(shape, 1, part(nil, 2, []byte(name)))
-		} else {
-			shape = part(shape, 1, varint(nil, 1, uint64(dim.(int))))
-		}
-	}
-	typed := part(varint(nil, 1, uint64(d)), 2, shape)
-	return part(part(nil, 1, []byte(name)), 2, part(nil, 1, typed))
-}
-
-func node(operator string, inputs, outputs []string) (n []byte) {
-	for _, name := range inputs {
-		n = part(n, 1, []byte(name))
-	}
-	for _, name := range outputs {
-		n = part(n, 2, []byte(name))
-	}
-	return part(n, 4, []byte(operator))
-}
-
-// save writes a model with one node, and inputs and outputs, to a file.
-func save(t *testing.T, n []byte, initializer []byte, input, output []byte) string {
-	t.Helper()
-	graph := part(part(nil, 1, n), 2, []byte("g"))
-	if initializer != nil {
-		graph = part(graph, 5, initializer)
-	}
-	graph = part(part(graph, 11, input), 12, output)
-	path := filepath.Join(t.TempDir(), "m.onnx")
-	require.NoError(t, os.WriteFile(path, part(part(varint(nil, 1, 8), 7, graph), 8, varint(nil, 2, 13)), 0o600))
-	return path
-}
-
-// endless is a model that never ends: y is x, after 2^62 iterations of a loop.
-func endless(t *testing.T) string {
-	t.Helper()
-	body := part(nil, 1, node("Identity", []string{"go_on"}, []string{"go_on_out"}))
-	body = part(body, 1, node("Sin", []string{"state"}, []string{"state_out"}))
-	body = part(body, 2, []byte("body"))
-	body = part(body, 11, value("i", tensor.Int64))
-	body = part(body, 11, value("go_on", tensor.Bool))
-	body = part(body, 11, value("state", tensor.Float32, 1))
-	body = part(body, 12, value("go_on_out", tensor.Bool))
-	body = part(body, 12, value("state_out", tensor.Float32, 1))
-	// An attribute has its name in field 1, a graph in 6, and its type, 5 for a graph, in 20.
-	loop := part(node("Loop", []string{"n", "", "x"}, []string{"y"}), 5, varint(part(part(nil, 1, []byte("body")), 6, body), 20, 5))
-	// A tensor has its type in field 2, numbers of int64 in 7, and its name in 8.
-	n := part(varint(varint(nil, 2, uint64(tensor.Int64)), 7, 1<<62), 8, []byte("n"))
-	return save(t, loop, n, value("x", tensor.Float32, 1), value("y", tensor.Float32, 1))
-}
-
 // A model may return other shapes than it declares.
 func TestRun_AnotherShape(t *testing.T) {
-	concat := part(node("Concat", []string{"x", "x"}, []string{"y"}), 5, varint(varint(part(nil, 1, []byte("axis")), 3, 0), 20, 2))
-	m := load(t, save(t, concat, nil, value("x", tensor.Float32, "n"), value("y", tensor.Float32, "n")), engine.Options{})
+	concat := orttest.Node("Concat", []string{"x", "x"}, []string{"y"}, orttest.Integer("axis", 0))
+	path := orttest.Model(t, concat, nil, orttest.Value("x", tensor.Float32, "n"), orttest.Value("y", tensor.Float32, "n"))
+	m := load(t, path, engine.Options{})
 	for range 3 {
 		out, err := m.Run(t.Context(), engine.Tensors{"x": floats(t, []float32{1, 2})})
 		require.NoError(t, err)
@@ -240,7 +175,7 @@ func TestRun_AnotherShape(t *testing.T) {
 }
 
 func TestTimeout(t *testing.T) {
-	m := load(t, endless(t), engine.Options{Threads: 1})
+	m := load(t, orttest.Endless(t), engine.Options{Threads: 1})
 	values := engine.Tensors{"x": floats(t, []float32{1})}
 	t.Run("a deadline ends a run", func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)

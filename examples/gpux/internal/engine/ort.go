@@ -11,7 +11,6 @@ import (
 	"os"
 	"regexp"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -177,7 +176,7 @@ func with(p Provider, o Options, open func(*ort.SessionOptions) error) error {
 }
 
 func appendProvider(s *ort.SessionOptions, p Provider, o Options) error {
-	values := map[string]string{}
+	values := settings(p, o)
 	switch p.Name {
 	case cpu.Name:
 		return nil
@@ -187,13 +186,6 @@ func appendProvider(s *ort.SessionOptions, p Provider, o Options) error {
 			return err
 		}
 		defer func() { _ = options.Destroy() }() // always nil
-		values["device_id"] = "0"
-		// Batches differ in size. The default measures all algorithms again whenever the size changes, which
-		// took 118 ms on an H100.
-		values["cudnn_conv_algo_search"] = "HEURISTIC"
-		if o.GPUMemory > 0 {
-			values["gpu_mem_limit"] = strconv.FormatInt(o.GPUMemory, 10)
-		}
 		if err := options.Update(values); err != nil {
 			return err
 		}

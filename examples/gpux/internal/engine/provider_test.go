@@ -75,3 +75,14 @@ func TestOrder(t *testing.T) {
 		}
 	})
 }
+
+func TestSettings(t *testing.T) {
+	o := Options{GPUMemory: 2 << 30}
+	for _, p := range all {
+		want := map[string]string{}
+		if p == cuda {
+			want = map[string]string{"device_id": "0", "cudnn_conv_algo_search": "HEURISTIC", "gpu_mem_limit": "2147483648"}
+		}
+		assert.Equal(t, want, settings(p, o), "%s: in particular, Core ML has no coreml_flags", p.Name)
+	}
+}
