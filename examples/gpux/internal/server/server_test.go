@@ -307,10 +307,10 @@ func TestBatches(t *testing.T) {
 		all.Go(func() { answers[i] = post(t.Context(), s, body) })
 	}
 	send(0, `{"x":[0]}`)
-	require.Eventually(t, func() bool { return m.running.Load() == 1 }, 5*time.Second, time.Millisecond, "an idle server runs at once")
+	require.Eventually(t, func() bool { return m.running.Load() == 1 }, 30*time.Second, time.Millisecond, "an idle server runs at once")
 	for i, body := range []string{`{"x":[10,11]}`, `{"x":[20]}`, `{"x":[30,31,32]}`, `{"x":[40,41]}`, `{"x":[50]}`} {
 		send(i+1, body)
-		require.Eventually(t, func() bool { return waiting(t, s) == i+1 }, 5*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return waiting(t, s) == i+1 }, 30*time.Second, time.Millisecond)
 	}
 	close(m.may)
 	all.Wait()
@@ -369,10 +369,10 @@ func TestLimits(t *testing.T) {
 	t.Run("a full queue refuses, and /health answers meanwhile", func(t *testing.T) {
 		m, s := slowServer(t, "{max_workers: 1, queue: 1, timeout: 60}")
 		var all sync.WaitGroup
-		for range 2 {
+		for i := range 2 { // the second one waits, after the worker took the first
 			all.Go(func() { assert.Equal(t, 200, post(t.Context(), s, `{"x":[1]}`).Code) })
+			require.Eventually(t, func() bool { return m.running.Load() == 1 && waiting(t, s) == i }, 30*time.Second, time.Millisecond)
 		}
-		require.Eventually(t, func() bool { return m.running.Load() == 1 && waiting(t, s) == 1 }, 5*time.Second, time.Millisecond)
 		w := post(t.Context(), s, `{"x":[1]}`)
 		assert.Equal(t, 429, w.Code)
 		assert.Equal(t, "1", w.Header().Get("Retry-After"))
@@ -394,14 +394,14 @@ func TestLimits(t *testing.T) {
 		first, cancelFirst := context.WithCancel(t.Context())
 		var all sync.WaitGroup
 		all.Go(func() { post(first, s, `{"x":[1]}`) })
-		require.Eventually(t, func() bool { return m.running.Load() == 1 }, 5*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return m.running.Load() == 1 }, 30*time.Second, time.Millisecond)
 		a, cancelA := context.WithCancel(t.Context())
 		b, cancelB := context.WithCancel(t.Context())
 		all.Go(func() { post(a, s, `{"x":[2]}`) })
 		all.Go(func() { post(b, s, `{"x":[3]}`) })
-		require.Eventually(t, func() bool { return waiting(t, s) == 2 }, 5*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return waiting(t, s) == 2 }, 30*time.Second, time.Millisecond)
 		cancelFirst() // ends the first run; the batch of the others begins
-		require.Eventually(t, func() bool { return m.running.Load() == 2 }, 5*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return m.running.Load() == 2 }, 30*time.Second, time.Millisecond)
 		cancelA()
 		cancelB()
 		all.Wait()
@@ -424,13 +424,13 @@ func TestStop(t *testing.T) {
 	for i := range codes {
 		all.Go(func() { codes[i], _, _ = call(t, http.MethodPost, url+"/predict", []byte(`{"x":[1]}`)) })
 	}
-	require.Eventually(t, func() bool { return m.running.Load() == 1 && waiting(t, s) == 7 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return m.running.Load() == 1 && waiting(t, s) == 7 }, 30*time.Second, time.Millisecond)
 	stop()
 	require.Eventually(t, func() bool {
 		w := httptest.NewRecorder()
 		s.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v2/health/ready", nil))
 		return w.Code == 503
-	}, 5*time.Second, time.Millisecond, "it is not ready while it stops")
+	}, 30*time.Second, time.Millisecond, "it is not ready while it stops")
 	close(m.may)
 	all.Wait()
 	require.NoError(t, <-served)
@@ -458,7 +458,7 @@ func TestTrace(t *testing.T) {
 			named[span.Name] = span
 		}
 		return len(named) == 3
-	}, 5*time.Second, time.Millisecond)
+	}, 30*time.Second, time.Millisecond)
 	request := named["POST /predict"]
 	for _, span := range named {
 		assert.Equal(t, "0102030405060708090a0b0c0d0e0f10", span.SpanContext.TraceID().String())
