@@ -197,7 +197,7 @@ func TestModels(t *testing.T) {
 		"a name":                     {"POST", "/predict?model=languages", `{"text":"Guten Tag"}`, 200, `"language":["de"]`},
 		"an unknown name":            {"POST", "/predict?model=x", "{}", 404, "there is no model 'x'"},
 		"a name and a version":       {"POST", "/predict?model=slow&version=2", `{"x":[1]}`, 200, `{"y":[2]}`},
-		"what a model is":            {"GET", "/info?model=languages", "", 200, `"name":"languages"`},
+		"what a model is":            {"GET", "/info?model=languages", "", 200, `"accepts":["text"]`},
 		"what no model is":           {"GET", "/info", "", 400, "add ?model=NAME"},
 		"where a model runs":         {"GET", "/metrics?model=languages", "", 200, `"provider"`},
 		"a description of all":       {"GET", "/openapi.json", "", 200, `"enum":["slow","languages"]`},

@@ -5,6 +5,7 @@ package server_test
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -470,9 +472,32 @@ func TestTrace(t *testing.T) {
 	assert.Contains(t, string(text), `trace_id="0102030405060708090a0b0c0d0e0f10"`)
 }
 
+// Whatever the body is, its inputs fit the model or there is an error.
 func FuzzInputs(f *testing.F) {
-	m, err := onnx.ReadFile(filepath.Join(orttest.Digits(), "digits.onnx"))
+	type prepared struct {
+		info *onnx.Model
+		p    *preprocess.Preprocessor
+	}
+	var models []prepared
+	for _, dir := range []string{orttest.Digits(), orttest.Languages()} {
+		c, err := config.Read(dir)
+		require.NoError(f, err)
+		m, err := onnx.ReadFile(c.ModelPath())
+		require.NoError(f, err)
+		p, err := preprocess.New(c, m)
+		require.NoError(f, err)
+		models = append(models, prepared{m, p})
+	}
+	file, err := os.ReadFile(filepath.Join(orttest.Digits(), "two.png"))
 	require.NoError(f, err)
-	f.Add(`{"image":[[[[0]]]]}`)
-	f.Fuzz(func(t *testing.T, text string) { _, _ = server.Inputs(t.Context(), m, nil, []byte(text)) }) // it must return
+	for _, seed := range []string{`{"image":[[[[0]]]]}`, `{"image":["` + base64.StdEncoding.EncodeToString(file) + `"]}`, string(file), `{"text":["a","b \u0000"]}`, `{"input_ids":[[1]],"attention_mask":[[1]]}`} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, body string) {
+		for _, m := range models {
+			if values, err := server.Inputs(t.Context(), m.info, m.p, []byte(body)); err == nil {
+				assert.Len(t, values, len(m.info.Inputs))
+			}
+		}
+	})
 }
