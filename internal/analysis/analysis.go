@@ -247,6 +247,7 @@ func (a *analysis) visit(row *store.OpRow) {
 	w := work{
 		start: start, end: max(start, end), class: info.class, fromHost: info.fromHost, toHost: info.toHost, pageable: info.pageable,
 		ref: Ref{row.Span, row.StartNs, info.name}, stack: row.StackText, queueNs: row.QueueNs,
+		delayStack: text(row.Attrs, semconv.CUDALaunchDelayStacktrace),
 	}
 	if launchKnown(row) {
 		w.launched = true
