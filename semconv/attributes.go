@@ -169,6 +169,10 @@ const (
 	CUDALaunchStartTimeUnixNano = "cuda.launch.start_time_unix_nano"
 	// CUDALaunchEndTimeUnixNano (int in ns; extension ✚): When the host left that call.
 	CUDALaunchEndTimeUnixNano = "cuda.launch.end_time_unix_nano"
+	// CUDALaunchDelayStacktrace (string; extension ✚): Host call stack that most samples found on
+	// the launching thread before the launch, if nothing had been launched for 10 to 20 ms or longer.
+	// Frames as in code.stacktrace.
+	CUDALaunchDelayStacktrace = "cuda.launch.delay.stacktrace"
 	// CUDAQueueDuration (double in s; extension ✚): From the end of the host call to the start on
 	// the device; absent where the device began first.
 	CUDAQueueDuration = "cuda.queue.duration"
