@@ -169,9 +169,8 @@ const (
 	CUDALaunchStartTimeUnixNano = "cuda.launch.start_time_unix_nano"
 	// CUDALaunchEndTimeUnixNano (int in ns; extension ✚): When the host left that call.
 	CUDALaunchEndTimeUnixNano = "cuda.launch.end_time_unix_nano"
-	// CUDALaunchDelayStacktrace (string; extension ✚): Host call stack that most samples found on
-	// the launching thread before the launch, if nothing had been launched for 10 to 20 ms or longer.
-	// Frames as in code.stacktrace.
+	// CUDALaunchDelayStacktrace (string; extension ✚): Host call stack of the launching thread
+	// before a launch that came after a pause, as most samples found it.
 	CUDALaunchDelayStacktrace = "cuda.launch.delay.stacktrace"
 	// CUDAQueueDuration (double in s; extension ✚): From the end of the host call to the start on
 	// the device; absent where the device began first.
