@@ -29,9 +29,15 @@ var errDeadline = errors.New("deadline")
 // Run analyses a session. It returns errors of the source and those of ctx. A session without
 // operations gives a result without devices.
 func Run(ctx context.Context, src Source, o Options) (*Result, error) {
+	_, result, err := analyse(ctx, src, o, nil)
+	return result, err
+}
+
+// analyse analyses a session, with a profiler if it is not nil. The analysis is nil if the interval is empty.
+func analyse(ctx context.Context, src Source, o Options, profile *profiler) (*analysis, *Result, error) {
 	first, last, err := src.Extent(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	a := &analysis{from: max(first, o.From), to: last, devices: map[string]*device{}, contexts: map[int64]*device{}, shapes: map[uint32]*shapeInfo{}}
 	a.startup = a.from == first
@@ -39,10 +45,13 @@ func Run(ctx context.Context, src Source, o Options) (*Result, error) {
 		a.to = min(a.to, o.To)
 	}
 	if a.to <= a.from {
-		return &Result{FromNs: a.from, ToNs: a.from, Complete: true, Devices: []Device{}, Steps: (&stepper{}).result("none", "", ""), Findings: []Finding{}}, nil
+		return nil, &Result{FromNs: a.from, ToNs: a.from, Complete: true, Devices: []Device{}, Steps: (&stepper{}).result("none", "", ""), Findings: []Finding{}}, nil
 	}
 	if a.scopes, _, err = src.Scopes(ctx, a.from, a.to, maxScopes); err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	if profile != nil {
+		a.profile, profile.paths = profile, newScopePaths(a.scopes)
 	}
 	rule := "scopes"
 	var name string
@@ -54,7 +63,7 @@ func Run(ctx context.Context, src Source, o Options) (*Result, error) {
 			half = time.Now().Add(time.Until(half) / 2) // the rest is for the second pass
 		}
 		if a.markers, err = a.findMarkers(ctx, src, half); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	n := 0
@@ -68,13 +77,13 @@ func Run(ctx context.Context, src Source, o Options) (*Result, error) {
 		return nil
 	})
 	if err != nil && !errors.Is(err, errDeadline) {
-		return nil, err
+		return nil, nil, err
 	}
 	result := a.finish(reached)
 	result.Complete = err == nil
 	a.addSteps(result, rule, name)
 	result.Findings = findings(result)
-	return result, nil
+	return a, result, nil
 }
 
 func expired(deadline time.Time) bool { return !deadline.IsZero() && time.Now().After(deadline) }
@@ -86,6 +95,7 @@ type analysis struct {
 	scopes   []Scope
 	steps    []Scope
 	markers  map[string]string // by device
+	profile  *profiler         // nil without one
 
 	devices  map[string]*device
 	order    []*device
@@ -171,6 +181,9 @@ func (a *analysis) visit(row *store.OpRow) {
 		w.launched, w.queueNs = false, store.Int{}
 	}
 	d.add(&w)
+	if a.profile != nil && row.StartNs >= a.from {
+		a.profile.add(d, row, &w)
+	}
 	if op == store.OpKernel {
 		if row.QueueNs.OK && row.StartNs >= a.from {
 			d.queue.add(row.QueueNs.V)
@@ -241,14 +254,19 @@ func (a *analysis) finish(to int64) *Result {
 	return r
 }
 
-// addSteps adds the steps of the device with the most kernel time.
-func (a *analysis) addSteps(r *Result, rule, name string) {
-	var most *device
+// busiest returns the device with the most kernel time, nil without devices.
+func (a *analysis) busiest() (most *device) {
 	for _, d := range a.order {
 		if most == nil || d.kernelNs > most.kernelNs {
 			most = d
 		}
 	}
+	return most
+}
+
+// addSteps adds the steps of the device with the most kernel time.
+func (a *analysis) addSteps(r *Result, rule, name string) {
+	most := a.busiest()
 	if most == nil {
 		most = &device{}
 	}

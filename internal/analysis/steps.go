@@ -184,6 +184,14 @@ func (s *stepper) end(d *device) {
 	}
 }
 
+// index returns the index of the open step, -1 if there is none.
+func (s *stepper) index() int {
+	if s.open == nil {
+		return -1
+	}
+	return len(s.list)
+}
+
 // found says whether there are enough steps.
 func (s *stepper) found() bool { return len(s.list) >= minSteps }
 
