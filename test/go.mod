@@ -235,10 +235,17 @@ replace github.com/gpuflight/gpuflight/internal/store/duckstore => ../internal/s
 require (
 	github.com/gpuflight/gpuflight/internal/store/clickstore v0.0.0
 	github.com/gpuflight/gpuflight/internal/store/duckstore v0.0.0-00010101000000-000000000000
+	github.com/modelcontextprotocol/go-sdk v1.8.0
 	k8s.io/kubelet v0.35.3
 )
 
-require github.com/google/pprof v0.0.0-20260604005048-7023385849c0 // indirect
+require (
+	github.com/google/jsonschema-go v0.4.3 // indirect
+	github.com/google/pprof v0.0.0-20260604005048-7023385849c0 // indirect
+	github.com/segmentio/encoding v0.5.4 // indirect
+	github.com/yosida95/uritemplate/v3 v3.0.2 // indirect
+	golang.org/x/time v0.15.0 // indirect
+)
 
 replace github.com/gpuflight/gpuflight/internal/store/clickstore => ../internal/store/clickstore
 

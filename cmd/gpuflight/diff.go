@@ -92,7 +92,7 @@ func runDiff(ctx context.Context, args []string, stdout, stderr io.Writer) (slow
 	if *asJSON {
 		err = d.WriteJSON(stdout)
 	} else {
-		err = d.Write(clipped(stdout))
+		err = d.Write(stdout, terminalWidth(stdout))
 	}
 	return d.Limit >= 0 && len(d.Regressions(d.Limit)) > 0, err
 }

@@ -3,12 +3,15 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"os"
 
+	"github.com/dustin/go-humanize"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
@@ -30,6 +33,7 @@ Examples:
   gpuflight report --top 50 logs
   gpuflight report --functions 1 --lines 20 run.otlp.jsonl
   gpuflight report --json run.otlp.jsonl
+  gpuflight report --html report.html run.otlp.jsonl
 
 Flags:
 `
@@ -44,6 +48,7 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	functions := fs.Int("functions", 10, "functions with deep-profiling results; 0 for all")
 	lines := fs.Int("lines", 5, "worst source lines of each function and kind; 0 for all")
 	asJSON := fs.Bool("json", false, "print one object of JSON instead of tables")
+	page := fs.String("html", "", "write a page of HTML to this `file`, which needs no other file")
 	args, err := parse(fs, args, reportUsage, stdout)
 	if err != nil {
 		return err
@@ -55,6 +60,9 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		if n < 0 {
 			return &usageError{fmt.Errorf("--%s %d: use 0 or more", name, n)}
 		}
+	}
+	if *asJSON && *page != "" {
+		return &usageError{errors.New("--json and --html exclude each other")}
 	}
 	r := report.New()
 	var causes report.Causes
@@ -92,20 +100,43 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	if totals.Empty() && len(totals.Scopes) == 0 && windows.Nothing() && inside.Empty() {
 		return errors.New("the files contain no GPU work")
 	}
+	if totals.Lost.LeftOut+totals.Lost.Unsampled == 0 {
+		totals.ScopeTree = causes.Scopes()
+	}
 	if *asJSON {
 		return report.WriteJSON(stdout, &totals, &windows, &inside, analyses, *top)
 	}
-	if err := report.WriteCauses(stdout, analyses); err != nil {
+	if *page != "" {
+		return writePage(*page, stdout, func(out io.Writer) error {
+			return report.WriteHTML(out, &totals, &windows, &inside, analyses, *top)
+		})
+	}
+	width := terminalWidth(stdout)
+	if err := report.WriteCauses(stdout, analyses, width); err != nil {
 		return err
 	}
-	if err := totals.Write(clipped(stdout), *top); err != nil {
+	if err := totals.Write(stdout, *top, width); err != nil {
 		return err
 	}
 	if !(windows.Nothing() && inside.Empty()) && (totals.Graphs > 0 || totals.Estimated > 0 || totals.Slowed > 0 || totals.Sliced > 0 || totals.Lost != (report.Lost{})) {
 		fmt.Fprintln(stdout) // separates sentences from a heading
 	}
-	if err := windows.Write(stdout, *top); err != nil {
+	folded := folded(stdout)
+	if err := windows.Write(folded, *top); err != nil {
 		return err
 	}
-	return inside.Write(stdout)
+	return inside.Write(folded)
+}
+
+// writePage writes a file that only the user can read, as recordings are.
+func writePage(path string, stdout io.Writer, write func(io.Writer) error) error {
+	var b bytes.Buffer
+	if err := write(&b); err != nil {
+		return err
+	}
+	if err := os.WriteFile(path, b.Bytes(), 0o600); err != nil {
+		return err
+	}
+	fmt.Fprintf(stdout, "wrote %s, %s\n", path, humanize.IBytes(uint64(b.Len())))
+	return nil
 }

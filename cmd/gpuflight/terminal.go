@@ -140,35 +140,32 @@ func wrapText(text string, width int) string {
 	return strings.Join(out, "\n") + "\n"
 }
 
-// clipped returns a writer that shortens lines of tables to the columns of out, if they are known.
-// Long names are at the ends of lines. It buffers an incomplete line.
-func clipped(out io.Writer) io.Writer {
+// folded returns a writer that breaks lines at the columns of out, if they are known. It buffers an
+// incomplete line.
+func folded(out io.Writer) io.Writer {
 	width := terminalWidth(out)
 	if width == 0 {
 		return out
 	}
-	return &clipWriter{out: out, width: width}
+	return &foldWriter{out: out, width: width}
 }
 
-type clipWriter struct {
+type foldWriter struct {
 	out   io.Writer
 	width int
 	line  []byte
 }
 
-func (w *clipWriter) Write(p []byte) (int, error) {
+func (w *foldWriter) Write(p []byte) (int, error) {
 	for i, b := range p {
-		w.line = append(w.line, b)
 		if b != '\n' {
+			w.line = append(w.line, b)
 			continue
 		}
-		if n := utf8.RuneCount(w.line) - 1; n > w.width {
-			runes := []rune(string(w.line))
-			w.line = append([]byte(string(runes[:w.width-1])), "…\n"...)
-		}
-		_, err := w.out.Write(w.line)
+		line := string(w.line)
 		w.line = w.line[:0]
-		if err != nil {
+		indent := line[:len(line)-len(strings.TrimLeft(line, " "))]
+		if _, err := fmt.Fprintln(w.out, wrap(line, w.width, indent+"  ")); err != nil {
 			return i, err
 		}
 	}

@@ -94,17 +94,17 @@ note  bpf          not allowed
 `, out.String())
 }
 
-func TestClipped(t *testing.T) {
+func TestFolded(t *testing.T) {
 	var out bytes.Buffer
 	t.Setenv("COLUMNS", "40")
-	w := clipped(&out)
-	long := strings.Repeat("ä", 41)
-	for _, part := range []string{"short\n", long[:10], long[10:] + "\n", strings.Repeat("b", 40) + "\n", "rest"} {
+	w := folded(&out)
+	long := "  " + strings.Repeat("ä", 30) + " " + strings.Repeat("b", 20)
+	for _, part := range []string{"short\n", long[:10], long[10:] + "\n", strings.Repeat("c", 41) + "\n", "rest"} {
 		n, err := w.Write([]byte(part))
 		assert.NoError(t, err)
 		assert.Equal(t, len(part), n)
 	}
-	assert.Equal(t, "short\n"+strings.Repeat("ä", 39)+"…\n"+strings.Repeat("b", 40)+"\n", out.String())
+	assert.Equal(t, "short\n  "+strings.Repeat("ä", 30)+"\n    "+strings.Repeat("b", 20)+"\n"+strings.Repeat("c", 41)+"\n", out.String())
 	t.Setenv("COLUMNS", "")
-	assert.Same(t, &out, clipped(&out))
+	assert.Same(t, &out, folded(&out))
 }

@@ -436,7 +436,7 @@ func (t *tracing) finish(stderr io.Writer) {
 	switch {
 	case !totals.Empty():
 		fmt.Fprintln(stderr)
-		_ = totals.Write(clipped(stderr), summaryRows) // stderr may be closed
+		_ = totals.Write(stderr, summaryRows, terminalWidth(stderr)) // stderr may be closed
 	case len(sessions) == 0:
 		out.printf("nothing was recorded: no process of the command used the GPU, or the driver could not load %s; `gpuflight doctor` checks whether recording works here", libraryName)
 	case len(totals.Nothing) == 0 && totals.Unended < totals.Sessions:

@@ -3,6 +3,7 @@ module github.com/gpuflight/gpuflight/examples/gpux
 go 1.26.0
 
 require (
+	github.com/gofrs/flock v0.13.2
 	github.com/gpuflight/gpuflight v0.2.0
 	github.com/prometheus/client_golang v1.25.0
 	github.com/spf13/cobra v1.10.2

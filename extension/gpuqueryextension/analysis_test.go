@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/analysis"
 )
 
 type partsBody struct {
@@ -32,7 +34,7 @@ type analysisBody struct {
 		Gaps          []struct {
 			Start      int64
 			DurationNs int64 `json:"duration_ns"`
-			After      *refAnswer
+			After      *analysis.AnswerRef
 		}
 	}
 	Steps struct {

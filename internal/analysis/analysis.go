@@ -161,7 +161,7 @@ func (a *analysis) visit(row *store.OpRow) {
 		a.host(row, op)
 		return
 	}
-	d := a.device(row.LaneRef)
+	d := a.device(row)
 	if row.LaneRef.Context.OK && a.contexts[row.LaneRef.Context.V] == nil {
 		a.contexts[row.LaneRef.Context.V] = d
 	}
@@ -226,10 +226,12 @@ func (a *analysis) host(row *store.OpRow, op store.Operation) {
 // streamWait is the name of waits of streams.
 const streamWait = "cudaStreamWaitEvent"
 
-func (a *analysis) device(l *store.Lane) *device {
+func (a *analysis) device(row *store.OpRow) *device {
+	l := row.LaneRef
 	d := a.devices[l.Device]
 	if d == nil {
-		d = &device{id: l.Device, index: l.DeviceIndex, from: a.from, now: a.from, startup: a.startup}
+		model := cmp.Or(text(row.ShapeRef.Attrs, semconv.HWName), text(row.OriginRef.Resource, semconv.HWName))
+		d = &device{id: l.Device, model: model, index: l.DeviceIndex, from: a.from, now: a.from, startup: a.startup}
 		d.scopes.list = a.scopes
 		if len(a.steps) > 0 {
 			d.steps.bounds, d.steps.last = a.steps, a.steps[len(a.steps)-1].EndNs

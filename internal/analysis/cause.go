@@ -52,14 +52,14 @@ var causeNames = [numCauses]string{
 
 var causeTexts = [numCauses]string{
 	StartUp:       "start-up: before the first kernel",
-	Sync:          "synchronisation: the host waited for the device and launched only then",
+	Sync:          "synchronisation: the host waited, and launched only then",
 	Allocator:     "allocator: the host allocated or released device memory",
-	CopyCall:      "copy call: the host was in a call that copies from its memory",
-	SlowLaunch:    "slow launch: one launch call took over 1 ms, as when it loads a module",
+	CopyCall:      "copy call: the host was in a call that copies its memory",
+	SlowLaunch:    "slow launch: a call took over 1 ms, as to load a module",
 	Launch:        "launch: the host launched slower than the device worked",
-	Host:          "host code: the host ran other code before the next launch",
+	Host:          "host code: other code ran before the next launch",
 	Queued:        "queued: launched, but waiting for other work or an event",
-	Latency:       "latency: from the launch, or from the work before, to the start",
+	Latency:       "latency: from the launch or earlier work to the start",
 	NothingQueued: "nothing queued: no operation follows",
 	Unknown:       "unknown: launch times are not recorded",
 }

@@ -4,7 +4,6 @@ package analysis
 
 import (
 	"cmp"
-	"encoding/json"
 	"hash/fnv"
 	"maps"
 	"slices"
@@ -73,6 +72,7 @@ const creditLife = 4
 // that has started reaches to the ends.
 type device struct {
 	id      string
+	model   string
 	index   store.Int
 	from    int64
 	startup bool // the interval begins with the session
@@ -422,7 +422,7 @@ func (d *device) finish(to int64) Device {
 		d.active = d.steps.active
 	}
 	out := Device{
-		ID: d.id, Index: -1, Parts: d.sums,
+		ID: d.id, Model: d.model, Index: -1, Parts: d.sums,
 		CommunicationTotalNs: d.totals[classCommunication], CopyTotalNs: d.totals[classCopy], PageableCopyNs: d.active[1].pageable - d.active[0].pageable,
 		Kernels: d.kernels, KernelNs: d.kernelNs, QueueP50Ns: d.queue.median(),
 		HostScopes: d.hostNames.sorted(), SyncCalls: d.syncNames.sorted(), Gaps: []Gap{},
@@ -548,9 +548,4 @@ func infoOf(s *store.Shape) shapeInfo {
 		}
 	}
 	return info
-}
-
-func quote(s string) []byte {
-	b, _ := json.Marshal(s) // a string cannot fail
-	return b
 }

@@ -25,19 +25,19 @@ const (
 // Finding is an advice. Kind is stable; it is a cause, or "pageable_copy", "exposed_copy",
 // "communication", "small_kernels", "slow_steps", "no_launch_times".
 type Finding struct {
-	Kind   string `json:"kind"`
-	Device string `json:"device"`
+	Kind   string
+	Device string
 	// Text is what was found and what to do.
-	Text string `json:"text"`
+	Text string
 	// GainNs is the most that the change can save. FloorNs is Of minus GainNs: the active time of the
 	// device can not become shorter than that by this change alone. Formula is how GainNs was computed.
-	GainNs  int64   `json:"gain_at_most_ns"`
-	OfNs    int64   `json:"active_ns"`
-	FloorNs int64   `json:"active_at_least_ns"`
-	Share   float64 `json:"gain_share"`
-	Formula string  `json:"formula"`
+	GainNs  int64
+	OfNs    int64
+	FloorNs int64
+	Share   float64
+	Formula string
 	// Evidence are operations that end such a gap, or that the finding is about, the longest first.
-	Evidence []Ref `json:"evidence"`
+	Evidence []Ref
 }
 
 // advice is what to do about a cause.
@@ -66,7 +66,7 @@ func findings(r *Result) []Finding {
 			if ns := d.Active.Idle[Unknown]; d.Active.WallNs > 0 && float64(ns) >= minGain*float64(d.Active.WallNs) {
 				list = append(list, Finding{
 					Kind: "no_launch_times", Device: d.ID, OfNs: d.Active.WallNs, FloorNs: d.Active.WallNs, Evidence: []Ref{}, Formula: "0",
-					Text: fmt.Sprintf("The causes of %s of idle time%s are unknown, because launch times are not recorded. Record with --kinds +runtime,+driver,+sync,+memory.",
+					Text: fmt.Sprintf("The causes of %s of idle time%s are unknown, because launch times are not recorded. Record with --kinds causes.",
 						duration(ns), inScope(d, ns)),
 				})
 			}
@@ -190,8 +190,8 @@ func stepFindings(s *Steps) []Finding {
 	return []Finding{{
 		Kind: "slow_steps", Device: s.Device, GainNs: gain, OfNs: total, FloorNs: total - gain, Evidence: list,
 		Share: float64(gain) / float64(max(total, 1)), Formula: "sum of wall − median wall over the outliers except the first step",
-		Text: fmt.Sprintf("Of %d steps, %d took much longer than the median of %s. Step %d took %s, of which %s more than usual was %s.",
-			s.Count, len(s.Outliers), duration(s.P50.WallNs), o.Number, duration(o.WallNs), duration(o.PartExcessNs), why),
+		Text: fmt.Sprintf("Of %d steps, %d took much longer than the median of %s. Step %d (%s) took %s, of which %s more than usual was %s.",
+			s.Count, len(s.Outliers), duration(s.P50.WallNs), o.Number, o.Name, duration(o.WallNs), duration(o.PartExcessNs), why),
 	}}
 }
 

@@ -8,20 +8,20 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store"
 )
 
-// Result is what [Run] finds. All times are nanoseconds; those that end in StartNs are Unix time. Its
-// JSON is stable: docs/causes.md describes it.
+// Result is what [Run] finds. All times are nanoseconds; those that end in StartNs are Unix time. For
+// JSON see [Answer].
 type Result struct {
-	FromNs int64 `json:"from_ns"`
-	ToNs   int64 `json:"to_ns"`
+	FromNs int64
+	ToNs   int64
 	// Complete is false if the analysis stopped at Options.Deadline. ToNs is then where it stopped.
-	Complete   bool  `json:"complete"`
-	Operations int64 `json:"operations"`
+	Complete   bool
+	Operations int64
 	// LaunchesKnown and LaunchesUnknown count operations of devices with and without launch times.
-	LaunchesKnown   int64     `json:"launches_known"`
-	LaunchesUnknown int64     `json:"launches_unknown"`
-	Devices         []Device  `json:"devices"`
-	Steps           Steps     `json:"steps"`
-	Findings        []Finding `json:"findings"`
+	LaunchesKnown   int64
+	LaunchesUnknown int64
+	Devices         []Device
+	Steps           Steps
+	Findings        []Finding
 }
 
 // Parts is a partition of time on one device: WallNs = ComputeNs + CommunicationNs + CopyNs + IdleNs,
@@ -79,39 +79,39 @@ func (s *CauseSums) Sum() (sum int64) {
 
 // Device is the work of one device.
 type Device struct {
-	// ID is hw.id, "" if unknown. Index is -1 if unknown.
-	ID    string `json:"id"`
-	Index int64  `json:"index"`
+	// ID is hw.id, Model hw.name, "" if unknown. Index is -1 if unknown.
+	ID, Model string
+	Index     int64
 	Parts
 	// Active is the parts from the begin of the first step to the end of the last one. Without steps
 	// it is from the start of the first kernel to the end of the last operation. So it has no start-up.
 	// The following values are of this interval too. All are 0 without kernels.
-	ActiveFromNs int64 `json:"active_from_ns"`
-	ActiveToNs   int64 `json:"active_to_ns"`
-	Active       Parts `json:"active"`
+	ActiveFromNs int64
+	ActiveToNs   int64
+	Active       Parts
 	// PageableCopyNs is the part of Active.CopyNs in which the copy was from or to pageable memory.
-	PageableCopyNs int64 `json:"pageable_copy_ns"`
+	PageableCopyNs int64
 	// HostScopes is the idle time by causes host and unknown by the innermost scope around the host's
 	// code in the middle of it, the largest first. Its name is "" outside all scopes, and
 	// has no number at its end.
-	HostScopes []NameSum `json:"host_by_scope"`
+	HostScopes []NameSum
 	// SyncCalls is the idle time by cause sync and the call, the largest first.
-	SyncCalls []NameSum `json:"sync_by_call"`
+	SyncCalls []NameSum
 	// Bound is what limits the device: see [Bound].
-	Bound Bound `json:"bound"`
+	Bound Bound
 
 	// The following values are of the whole interval. CommunicationTotalNs and CopyTotalNs are the
 	// unions of these, also during other work.
-	CommunicationTotalNs int64 `json:"communication_total_ns"`
-	CopyTotalNs          int64 `json:"copy_total_ns"`
-	Kernels              int64 `json:"kernels"`
+	CommunicationTotalNs int64
+	CopyTotalNs          int64
+	Kernels              int64
 	// KernelNs is the sum of the durations of kernels, which may overlap.
-	KernelNs int64 `json:"kernel_ns"`
+	KernelNs int64
 	// QueueP50Ns is the median of the known times from the launch to the start, the middle of a bucket
 	// of the store; -1 if none is known.
-	QueueP50Ns int64 `json:"queue_p50_ns"`
+	QueueP50Ns int64
 	// Gaps are examples: for each cause those in which it has the largest part.
-	Gaps []Gap `json:"gaps"`
+	Gaps []Gap
 
 	// copies and comms are the longest examples of copies and communication without other work.
 	copies, comms Ref
@@ -127,32 +127,27 @@ type NameSum struct {
 
 // Ref names an operation or a scope.
 type Ref struct {
-	Span    store.SpanID `json:"-"`
-	StartNs int64        `json:"start_ns"`
-	Name    string       `json:"name,omitempty"`
-}
-
-// MarshalJSON writes the id in hexadecimal digits, as OTLP does.
-func (r Ref) MarshalJSON() ([]byte, error) {
-	return fmt.Appendf(nil, `{"span":"%016x","start_ns":%d,"name":%s}`, uint64(r.Span), r.StartNs, quote(r.Name)), nil
+	Span    store.SpanID
+	StartNs int64
+	Name    string
 }
 
 // Gap is an interval without any work on a device.
 type Gap struct {
-	StartNs int64 `json:"start_ns"`
-	EndNs   int64 `json:"end_ns"`
+	StartNs int64
+	EndNs   int64
 	// Cause is the one with the largest part, PartNs that part.
-	Cause  Cause     `json:"cause"`
-	PartNs int64     `json:"part_ns"`
-	Idle   CauseSums `json:"idle_by_cause_ns"`
+	Cause  Cause
+	PartNs int64
+	Idle   CauseSums
 	// Before is the operation that ended last, After the one that ended the gap; absent if there is none.
-	Before *Ref `json:"before,omitempty"`
-	After  *Ref `json:"after,omitempty"`
+	Before *Ref
+	After  *Ref
 	// Call is the call that made the host late, Scope the innermost scope around the host's code, Stack
 	// the host stack of the launch; "" if unknown.
-	Call  string `json:"call,omitempty"`
-	Scope string `json:"scope,omitempty"`
-	Stack string `json:"stack,omitempty"`
+	Call  string
+	Scope string
+	Stack string
 }
 
 // Bound says what limits a device or a step.

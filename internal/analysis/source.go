@@ -15,6 +15,8 @@ type Scope struct {
 	StartNs, EndNs int64
 	Span, Parent   store.SpanID
 	Name           string
+
+	part bool // a further part of a scope that is listed already
 }
 
 // Source has the data of one session.
@@ -105,7 +107,8 @@ func (s *reader) Scopes(ctx context.Context, from, to int64, n int) (list []Scop
 }
 
 func scopeOf(s *store.Span) Scope {
-	return Scope{StartNs: s.StartNs, EndNs: max(s.StartNs, s.EndNs), Span: s.Span, Parent: s.Parent, Name: s.Name}
+	part := attr(s.Attrs, semconv.CUDAScopePart).Int > 0
+	return Scope{StartNs: s.StartNs, EndNs: max(s.StartNs, s.EndNs), Span: s.Span, Parent: s.Parent, Name: s.Name, part: part}
 }
 
 // attr returns a value by its key.

@@ -22,22 +22,22 @@ const (
 // Steps are the steps of the device with the most kernel time.
 type Steps struct {
 	// Rule is how they were found: "scopes", "kernels" or "none".
-	Rule string `json:"rule"`
+	Rule string
 	// Name is the name of the scope, or of the kernel with which each step begins.
-	Name   string `json:"name,omitempty"`
-	Device string `json:"device"`
-	Count  int64  `json:"count"`
+	Name   string
+	Device string
+	Count  int64
 	// WallNs is the sum of the wall times of all steps.
-	WallNs int64 `json:"wall_ns"`
+	WallNs int64
 	// P50, P95 and Max are quantiles of each value on its own. So their parts do not sum to the wall.
-	P50 StepValues `json:"p50"`
-	P95 StepValues `json:"p95"`
-	Max StepValues `json:"max"`
+	P50 StepValues
+	P95 StepValues
+	Max StepValues
 	// Longest are the longest steps, Outliers those that [IsOutlier] describes, by wall.
-	Longest  []Step    `json:"longest"`
-	Outliers []Outlier `json:"outliers"`
+	Longest  []Step
+	Outliers []Outlier
 	// More says that the interval has more than 100,000 steps. The first ones count.
-	More bool `json:"more,omitempty"`
+	More bool
 }
 
 // StepValues is the parts and the counts of a step.
@@ -55,13 +55,13 @@ type StepValues struct {
 // launch is unknown.
 type Step struct {
 	// Number counts from 1.
-	Number  int64  `json:"number"`
-	Name    string `json:"name"`
-	StartNs int64  `json:"start_ns"`
+	Number  int64
+	Name    string
+	StartNs int64
 	// First is its first operation.
-	First Ref `json:"first"`
+	First Ref
 	StepValues
-	Bound Bound `json:"bound"`
+	Bound Bound
 
 	kernels map[string]int64
 }
@@ -71,15 +71,15 @@ type Step struct {
 type Outlier struct {
 	Step
 	// ExcessNs is the wall minus the median wall.
-	ExcessNs int64 `json:"excess_ns"`
+	ExcessNs int64
 	// Part is what exceeds its median the most: "compute", "communication", "copy" or a cause of idle
 	// time. PartExcessNs is by how much.
-	Part         string `json:"part"`
-	PartExcessNs int64  `json:"part_excess_ns"`
+	Part         string
+	PartExcessNs int64
 	// Kernel is the kernel whose time exceeds its mean of all steps the most, if Part is compute or
 	// communication.
-	Kernel         string `json:"kernel,omitempty"`
-	KernelExcessNs int64  `json:"kernel_excess_ns,omitempty"`
+	Kernel         string
+	KernelExcessNs int64
 }
 
 // stepper divides the work of a device into steps.

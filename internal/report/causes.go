@@ -3,6 +3,7 @@
 package report
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -10,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"go.opentelemetry.io/collector/pdata/ptrace"
@@ -41,8 +41,7 @@ type causesOf struct {
 
 // SessionCauses is the analysis of one session.
 type SessionCauses struct {
-	Session string `json:"session"`
-	Service string `json:"service,omitempty"`
+	Session, Service string
 	*analysis.Result
 }
 
@@ -121,152 +120,200 @@ func (c *Causes) Profile(ctx context.Context) (p *analysis.Profile, sessions int
 	return p, sessions, err
 }
 
+// Scopes returns the scopes of all sessions with the work in them and below; nil if there were too many
+// operations.
+func (c *Causes) Scopes() []analysis.ScopeSum {
+	var all []*analysis.Collection
+	for _, s := range c.order {
+		all = append(all, &s.rows)
+	}
+	return analysis.ScopeSums(all)
+}
+
 const (
 	// shownSessions bounds the sessions that a report prints, the longest first.
 	shownSessions = 5
 	shownOutliers = 5
 )
 
-// WriteCauses prints analyses: at most shownSessions, those with the most kernel time first.
-func WriteCauses(out io.Writer, list []SessionCauses) error {
-	list = slices.Clone(list)
+// WriteCauses prints analyses in lines of a width (0 if it is unknown): at most shownSessions, those with
+// the most kernel time first.
+func WriteCauses(out io.Writer, list []SessionCauses, width int) error {
+	list = byKernelTime(list)
+	var b bytes.Buffer
+	for i := range list {
+		if i == shownSessions {
+			fmt.Fprintf(&b, "%s in --json\n\n", plural(uint64(len(list)-i), "more session is", "more sessions are"))
+			break
+		}
+		list[i].write(&b, width)
+	}
+	_, err := out.Write(b.Bytes())
+	return err
+}
+
+// byKernelTime returns the sessions, those with the most kernel time first.
+func byKernelTime(list []SessionCauses) []SessionCauses {
 	kernelNs := func(s *SessionCauses) (sum int64) {
 		for i := range s.Devices {
 			sum += s.Devices[i].KernelNs
 		}
 		return sum
 	}
+	list = slices.Clone(list)
 	slices.SortStableFunc(list, func(a, b SessionCauses) int { return cmp.Compare(kernelNs(&b), kernelNs(&a)) })
-	for i := range list {
-		if i == shownSessions {
-			fmt.Fprintf(out, "%d more sessions have causes in --json\n\n", len(list)-i)
-			break
-		}
-		if err := list[i].write(out); err != nil {
-			return err
-		}
-	}
-	return nil
+	return list
 }
 
-func (s *SessionCauses) write(out io.Writer) error {
-	wall := time.Duration(s.ToNs - s.FromNs)
-	fmt.Fprintf(out, "Session %s: %s, %s operations\n", shorten(cmp.Or(s.Service, s.Session, "without a name")), Time(wall), Count(uint64(s.Operations)))
+func (s *SessionCauses) write(out io.Writer, width int) {
+	name := cmp.Or(s.Service, "Session")
+	if s.Session != "" {
+		name += " (" + s.Session + ")"
+	}
+	prose(out, "", fmt.Sprintf("%s: %s, %s on %s", name, Time(time.Duration(s.ToNs-s.FromNs)),
+		plural(uint64(s.Operations), "operation"), plural(uint64(len(s.Devices)), "device")), width)
 	for i := range s.Devices {
-		if err := writeDevice(out, &s.Devices[i]); err != nil {
-			return err
-		}
+		writeDevice(out, &s.Devices[i], width)
 	}
 	fmt.Fprintln(out)
-	if err := writeSteps(out, &s.Steps); err != nil {
-		return err
-	}
+	writeSteps(out, &s.Steps, width)
 	for i := range s.Findings {
 		f := &s.Findings[i]
-		fmt.Fprintf(out, "%d. %s\n", i+1, strings.Join(wrap(f.Text, 97), "\n   "))
+		lead := fmt.Sprintf("%d. ", i+1)
+		indent := strings.Repeat(" ", len(lead))
+		prose(out, lead, f.Text, width)
 		if f.GainNs > 0 {
-			fmt.Fprintf(out, "   At least %s of %s remain (minus %s).\n", Time(time.Duration(f.FloorNs)), Time(time.Duration(f.OfNs)), f.Formula)
+			prose(out, indent, fmt.Sprintf("Without it, the active time of %s becomes %s at best (minus %s).",
+				Time(time.Duration(f.OfNs)), Time(time.Duration(f.FloorNs)), f.Formula), width)
 		}
 		if len(f.Evidence) > 0 {
 			var spans []string
 			for _, e := range f.Evidence {
-				spans = append(spans, fmt.Sprintf("%016x", uint64(e.Span)))
+				spans = append(spans, analysis.SpanText(e.Span))
 			}
-			fmt.Fprintf(out, "   Spans: %s\n", strings.Join(spans, " "))
+			prose(out, indent, "Spans: "+strings.Join(spans, " "), width)
 		}
 	}
 	if len(s.Findings) > 0 {
 		fmt.Fprintln(out)
 	}
-	return nil
 }
 
 var boundTexts = map[analysis.Bound]string{
-	analysis.BoundDevice: "limited by the device", analysis.BoundLaunch: "limited by launches (launch-bound)",
-	analysis.BoundHost: "limited by the host", analysis.BoundDependency: "limited by dependencies", analysis.BoundUnknown: "limit unknown",
+	analysis.BoundDevice: "limited by the device, not launch-bound", analysis.BoundLaunch: "launch-bound: limited by launches",
+	analysis.BoundHost: "limited by the host, not by launches", analysis.BoundDependency: "limited by dependencies", analysis.BoundUnknown: "limit unknown",
 }
 
-func writeDevice(out io.Writer, d *analysis.Device) error {
+func share(ns, of int64) string {
+	if of <= 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.1f%%", 100*float64(ns)/float64(of))
+}
+
+func deviceName(d *analysis.Device) string {
 	name := "Device"
 	if d.Index >= 0 {
 		name += " " + strconv.FormatInt(d.Index, 10)
 	}
-	p := &d.Active
-	share := func(ns int64) string {
-		if p.WallNs <= 0 {
-			return "-"
-		}
-		return fmt.Sprintf("%.1f%%", 100*float64(ns)/float64(p.WallNs))
+	if d.Model != "" {
+		name += " (" + d.Model + ")"
 	}
-	fmt.Fprintf(out, "%s: active %s, busy %s (compute %s, communication %s, copies only %s), idle %s: %s\n",
-		name, Time(time.Duration(p.WallNs)), share(p.BusyNs()), share(p.ComputeNs), share(p.CommunicationNs), share(p.CopyNs), share(p.IdleNs), boundTexts[d.Bound])
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	causes := analysis.Causes()
-	slices.SortStableFunc(causes, func(a, b analysis.Cause) int { return cmp.Compare(p.Idle[b], p.Idle[a]) })
-	if p.IdleNs > 0 {
-		fmt.Fprint(w, "IDLE\tSHARE\t  CAUSE\n")
-	}
-	for _, c := range causes {
-		if ns := p.Idle[c]; ns > 0 {
-			fmt.Fprintf(w, "%s\t%s\t  %s\n", Time(time.Duration(ns)), share(ns), c.Text())
-		}
-	}
-	return w.Flush()
+	return name
 }
 
-func writeSteps(out io.Writer, s *analysis.Steps) error {
+// causesBySum returns all causes, the most time first.
+func causesBySum(sums *analysis.CauseSums) []analysis.Cause {
+	causes := analysis.Causes()
+	slices.SortStableFunc(causes, func(a, b analysis.Cause) int { return cmp.Compare(sums[b], sums[a]) })
+	return causes
+}
+
+func writeDevice(out io.Writer, d *analysis.Device, width int) {
+	name, p := deviceName(d), &d.Active
+	if p.WallNs <= 0 {
+		prose(out, "", name+": no kernels", width)
+		return
+	}
+	var busy []string
+	for _, part := range []struct {
+		name string
+		ns   int64
+	}{{"compute", p.ComputeNs}, {"communication only", p.CommunicationNs}, {"copies only", p.CopyNs}} {
+		if part.ns > 0 {
+			busy = append(busy, part.name+" "+share(part.ns, p.WallNs))
+		}
+	}
+	prose(out, "", fmt.Sprintf("%s: %s", name, boundTexts[d.Bound]), width)
+	prose(out, "  ", fmt.Sprintf("active %s, busy %s (%s), idle %s", Time(time.Duration(p.WallNs)), share(p.BusyNs(), p.WallNs), strings.Join(busy, ", "),
+		share(p.IdleNs, p.WallNs)), width)
+	t := table{head: []string{"IDLE", "SHARE", "CAUSE"}}
+	for _, c := range causesBySum(&p.Idle) {
+		if ns := p.Idle[c]; ns > 0 {
+			t.add(Time(time.Duration(ns)), share(ns, p.WallNs), c.Text())
+		}
+	}
+	t.write(out, width)
+}
+
+func stepsTitle(s *analysis.Steps) string {
+	begin := "each a scope"
+	if s.Rule == "kernels" {
+		begin = "each from one kernel to the next one of"
+	}
+	return fmt.Sprintf("%s steps, %s %q", Count(uint64(s.Count)), begin, shorten(s.Name))
+}
+
+// stepParts are the values of a step that are shown.
+var stepParts = []struct {
+	name string
+	get  func(*analysis.StepValues) int64
+}{
+	{"wall", func(v *analysis.StepValues) int64 { return v.WallNs }},
+	{"compute", func(v *analysis.StepValues) int64 { return v.ComputeNs }},
+	{"communication only", func(v *analysis.StepValues) int64 { return v.CommunicationNs }},
+	{"copies only", func(v *analysis.StepValues) int64 { return v.CopyNs }},
+	{"idle", func(v *analysis.StepValues) int64 { return v.IdleNs }},
+}
+
+// stepName returns the name of a step if it has one of its own, otherwise its number.
+func stepName(s *analysis.Steps, step *analysis.Step) string {
+	if s.Rule == "scopes" && step.Name != s.Name {
+		return clean(step.Name, 24)
+	}
+	return strconv.FormatInt(step.Number, 10)
+}
+
+func slowReason(o *analysis.Outlier) string {
+	reason := fmt.Sprintf("%s: +%s", o.Part, Time(time.Duration(o.PartExcessNs)))
+	if o.Kernel != "" {
+		reason += fmt.Sprintf(", +%s in %s", Time(time.Duration(o.KernelExcessNs)), compact(clean(o.Kernel, 1000)))
+	}
+	return reason
+}
+
+func writeSteps(out io.Writer, s *analysis.Steps, width int) {
 	if s.Count == 0 {
 		fmt.Fprint(out, "No steps found\n\n")
-		return nil
+		return
 	}
-	begin := "scopes"
-	if s.Rule == "kernels" {
-		begin = "the kernel"
-	}
-	fmt.Fprintf(out, "%s steps, which begin with %s %q\n", Count(uint64(s.Count)), begin, shorten(s.Name))
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(w, "P50\tP95\tMAX\t  STEP\n")
-	line := func(name string, get func(*analysis.StepValues) int64) {
-		if get(&s.Max) > 0 {
-			fmt.Fprintf(w, "%s\t%s\t%s\t  %s\n", Time(time.Duration(get(&s.P50))), Time(time.Duration(get(&s.P95))), Time(time.Duration(get(&s.Max))), name)
+	prose(out, "", stepsTitle(s), width)
+	t := table{head: []string{"P50", "P95", "MAX", "OF A STEP"}}
+	for _, q := range stepParts {
+		if q.get(&s.Max) > 0 {
+			t.add(Time(time.Duration(q.get(&s.P50))), Time(time.Duration(q.get(&s.P95))), Time(time.Duration(q.get(&s.Max))), q.name)
 		}
 	}
-	line("wall", func(v *analysis.StepValues) int64 { return v.WallNs })
-	line("compute", func(v *analysis.StepValues) int64 { return v.ComputeNs })
-	line("communication only", func(v *analysis.StepValues) int64 { return v.CommunicationNs })
-	line("copies only", func(v *analysis.StepValues) int64 { return v.CopyNs })
-	line("idle", func(v *analysis.StepValues) int64 { return v.IdleNs })
-	if err := w.Flush(); err != nil {
-		return err
-	}
+	t.write(out, width)
+	t = table{head: []string{"WALL", "OVER P50", "STEP", "SLOW BECAUSE OF MORE"}}
 	for i := range s.Outliers {
+		o := &s.Outliers[i]
 		if i == shownOutliers {
-			fmt.Fprintf(out, "%d more slow steps\n", len(s.Outliers)-i)
+			t.add("", "", "", fmt.Sprintf("(%d more slow steps)", len(s.Outliers)-i))
 			break
 		}
-		o := &s.Outliers[i]
-		part := o.Part
-		if o.Kernel != "" {
-			part += ", mostly " + shorten(o.Kernel)
-		}
-		fmt.Fprintf(out, "Slow: step %d took %s, of which %s more than usual is %s\n", o.Number, Time(time.Duration(o.WallNs)), Time(time.Duration(o.PartExcessNs)), part)
+		t.add(Time(time.Duration(o.WallNs)), "+"+Time(time.Duration(o.ExcessNs)), stepName(s, &o.Step), slowReason(o))
 	}
+	t.write(out, width)
 	fmt.Fprintln(out)
-	return nil
-}
-
-// wrap breaks a text into lines of at most n characters, at spaces.
-func wrap(text string, n int) (lines []string) {
-	line := ""
-	for _, word := range strings.Fields(clean(text, 1000)) {
-		if line != "" && len([]rune(line))+1+len([]rune(word)) > n {
-			lines = append(lines, line)
-			line = ""
-		}
-		if line != "" {
-			line += " "
-		}
-		line += word
-	}
-	return append(lines, line)
 }

@@ -55,10 +55,10 @@ func TestCauses_Recordings(t *testing.T) {
 		t.Run(filepath.Base(path), func(t *testing.T) {
 			list := causesOfPath(t, path)
 			var out bytes.Buffer
-			require.NoError(t, WriteCauses(&out, list))
+			require.NoError(t, WriteCauses(&out, list, 80))
 			t.Log(out.String())
 			for i := range list {
-				_, err := json.Marshal(list[i])
+				_, err := json.Marshal(analysis.NewAnswer(list[i].Result, list[i].FromNs))
 				require.NoError(t, err)
 			}
 		})
@@ -84,12 +84,12 @@ func TestCauses_ExampleTraining(t *testing.T) {
 	assert.Equal(t, "no_launch_times", s.Findings[len(s.Findings)-1].Kind)
 
 	var out bytes.Buffer
-	require.NoError(t, WriteCauses(&out, list))
-	assert.Contains(t, out.String(), "Device 0: active ")
-	assert.Contains(t, out.String(), `steps, which begin with scopes "step"`)
-	assert.Contains(t, out.String(), "--kinds +runtime,+driver,+sync,+memory")
+	require.NoError(t, WriteCauses(&out, list, 80))
+	assert.Contains(t, out.String(), "Device 0 (NVIDIA H200): limit unknown\n  active ")
+	assert.Contains(t, out.String(), `15 steps, each a scope "step"`)
+	assert.Contains(t, out.String(), "--kinds causes")
 	for line := range strings.Lines(out.String()) {
-		assert.LessOrEqual(t, len([]rune(line)), 180, line)
+		assert.LessOrEqual(t, len([]rune(line)), 81, line)
 	}
 }
 

@@ -8,15 +8,11 @@ import (
 	"io"
 	"strconv"
 	"strings"
-	"text/tabwriter"
-	"time"
 
 	"github.com/gpuflight/gpuflight/internal/analysis/compare"
 )
 
 const (
-	// diffWidth is the width of sentences.
-	diffWidth = 80
 	// diffRows is how many rows of each table are shown in any case, diffFound how many of those with a
 	// difference.
 	diffRows  = 8
@@ -72,9 +68,10 @@ func (d *Diff) kind(x *compare.Change) string {
 	return "kernel"
 }
 
-// Write prints the verdict, the step with its parts, kernels, shapes and scopes.
-func (d *Diff) Write(out io.Writer) error {
-	sentence := func(text string) { fmt.Fprintln(out, strings.Join(wrap(text, diffWidth), "\n")) }
+// Write prints the verdict, the step with its parts, kernels, shapes and scopes, in lines of a width (0 if
+// it is unknown).
+func (d *Diff) Write(out io.Writer, width int) error {
+	sentence := func(text string) { prose(out, "", text, width) }
 	sentence(d.Text)
 	fmt.Fprintln(out)
 	for _, side := range []struct {
@@ -87,16 +84,12 @@ func (d *Diff) Write(out io.Writer) error {
 		sentence("Note: " + w)
 	}
 	fmt.Fprintln(out)
-	if err := d.writeStep(out); err != nil {
-		return err
-	}
+	d.writeStep(out, width)
 	for _, t := range []struct {
 		list  []*compare.Change
 		title string
 	}{{d.Kernels, "KERNEL"}, {d.Shapes, "KERNEL WITH SEVERAL SHAPES"}, {d.Scopes, "SCOPE"}} {
-		if err := d.writeTable(out, t.list, t.title); err != nil {
-			return err
-		}
+		d.writeTable(out, t.list, t.title, width)
 	}
 	unit := "device time per step"
 	if d.Step == nil {
@@ -107,18 +100,18 @@ func (d *Diff) Write(out io.Writer) error {
 		fmt.Fprintln(out)
 		d.writeRegressions(out)
 	}
-	return nil
+	_, err := fmt.Fprint(out) // errors of earlier writes come back
+	return err
 }
 
-func (d *Diff) writeStep(out io.Writer) error {
+func (d *Diff) writeStep(out io.Writer, width int) {
 	if d.Step == nil {
-		return nil
+		return
 	}
 	if t := d.Step.Duration; t != nil {
 		fmt.Fprintf(out, "Step: %s, at 95 %% from %s to %s (%s)\n", compare.Percent(t.Relative), compare.Percent(t.Low/max(t.A, 1)), compare.Percent(t.High/max(t.A, 1)), probability(t))
 	}
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprint(w, "EFFECT\tA\tB\tCHANGE\tRESULT\t  PART OF A STEP\n")
+	w := table{head: []string{"EFFECT", "A", "B", "CHANGE", "RESULT", "PART OF A STEP"}}
 	row := func(x *compare.Change, name string) {
 		a, b, change := "-", "-", "-"
 		if t := x.Duration; t != nil {
@@ -126,27 +119,24 @@ func (d *Diff) writeStep(out io.Writer) error {
 		} else if d.Comparison.A.Steps > 0 && d.Comparison.B.Steps > 0 {
 			a, b = ns(float64(x.A.Ns)/float64(d.Comparison.A.Steps)), ns(float64(x.B.Ns)/float64(d.Comparison.B.Steps))
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t  %s\n", effect(x.EffectNs), a, b, change, x.Status, name)
+		w.add(effect(x.EffectNs), a, b, change, string(x.Status), name)
 	}
 	row(d.Step, "all")
 	for _, x := range d.Parts {
 		row(x, compare.PartName(x.Name))
 	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
+	w.write(out, width)
 	fmt.Fprintln(out)
-	return nil
 }
 
 // writeTable prints the rows with a difference, and others with the largest effect.
-func (d *Diff) writeTable(out io.Writer, list []*compare.Change, title string) error {
+func (d *Diff) writeTable(out io.Writer, list []*compare.Change, title string, width int) {
 	if len(list) == 0 {
-		return nil
+		return
 	}
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(w, "EFFECT\tA\tB\tCHANGE\tCALLS\tRESULT\t  %s\n", title)
-	shown, found := 0, 0
+	w := table{head: []string{"EFFECT", "A", "B", "CHANGE", "CALLS", "RESULT", title}}
+	var names, shapes []string
+	found := 0
 	for i, x := range list {
 		different := x.Status != compare.Same && x.Status != compare.Untested
 		if different {
@@ -155,7 +145,6 @@ func (d *Diff) writeTable(out io.Writer, list []*compare.Change, title string) e
 		if (!different || found > diffFound) && i >= diffRows {
 			continue
 		}
-		shown++
 		t := x.Duration
 		if x.Device != nil && x.Device.Significant && (t == nil || !t.Significant) {
 			t = x.Device
@@ -164,16 +153,17 @@ func (d *Diff) writeTable(out io.Writer, list []*compare.Change, title string) e
 		if t != nil {
 			change = relative(t)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t  %s\n", effect(x.EffectNs), mean(x.A), mean(x.B), change, d.calls(x), x.Status, shorten(changeName(x)))
+		w.add(effect(x.EffectNs), mean(x.A), mean(x.B), change, d.calls(x), string(x.Status), "")
+		names, shapes = append(names, changeName(x, false)), append(shapes, gridText(x))
 	}
-	if err := w.Flush(); err != nil {
-		return err
+	for i, label := range kernelLabels(names, shapes, w.room(width)) {
+		w.rows[i][len(w.head)-1] = label
 	}
-	if n := len(list) - shown; n > 0 {
+	w.write(out, width)
+	if n := len(list) - len(names); n > 0 {
 		fmt.Fprintf(out, "%s more with smaller effects are in --json.\n", Count(uint64(n)))
 	}
 	fmt.Fprintln(out)
-	return nil
 }
 
 func (d *Diff) writeRegressions(out io.Writer) {
@@ -187,29 +177,29 @@ func (d *Diff) writeRegressions(out io.Writer) {
 	for _, x := range list {
 		name := d.kind(x)
 		if x != d.Step {
-			name += " " + changeName(x)
+			name += " " + changeName(x, true)
 		}
 		fmt.Fprintf(out, "  %s  %s\n", compare.Percent(x.Slowdown()), shorten(name))
 	}
 }
 
-// changeName returns the name of a row, with the shape of a kernel.
-func changeName(x *compare.Change) string {
+// changeName returns the name of a row, on request with the shape of a kernel.
+func changeName(x *compare.Change, shape bool) string {
 	if x.Path != nil {
 		return strings.Join(x.Path, " > ")
 	}
-	name := x.Name
-	for _, dims := range [][]int64{x.Grid, x.Block} {
-		if len(dims) == 0 {
-			continue
-		}
-		var text []string
-		for _, n := range dims {
-			text = append(text, strconv.FormatInt(n, 10))
-		}
-		name += " [" + strings.Join(text, " ") + "]"
+	if text := gridText(x); shape && text != "" {
+		return x.Name + " " + text
 	}
-	return name
+	return x.Name
+}
+
+// gridText returns the grid and the block of a kernel, "" if they are unknown.
+func gridText(x *compare.Change) string {
+	if len(x.Grid) == 0 || len(x.Block) == 0 {
+		return ""
+	}
+	return fmt.Sprint(x.Grid, " ", x.Block)
 }
 
 // calls returns the calls per step, or all calls without steps.
@@ -218,22 +208,21 @@ func (d *Diff) calls(x *compare.Change) string {
 		if d.Step == nil || x.Path != nil {
 			return strconv.FormatInt(n, 10)
 		}
-		return strconv.FormatFloat(float64(n)/float64(max(steps, 1)), 'f', -1, 64)
-	}
-	short := func(s string) string {
-		if i := strings.IndexByte(s, '.'); i >= 0 && len(s) > i+3 {
-			return s[:i+3]
+		each := float64(n) / float64(max(steps, 1))
+		if each >= 100 {
+			return strconv.FormatFloat(each, 'f', 0, 64)
 		}
-		return s
+		return strconv.FormatFloat(each, 'g', 3, 64)
 	}
-	a, b := short(count(x.A.Count, d.Comparison.A.Steps)), short(count(x.B.Count, d.Comparison.B.Steps))
+	a, b := count(x.A.Count, d.Comparison.A.Steps), count(x.B.Count, d.Comparison.B.Steps)
 	if a == b {
 		return a
 	}
 	return a + "→" + b
 }
 
-func ns(v float64) string { return Time(time.Duration(v)) }
+// ns formats nanoseconds with three digits, in little space.
+func ns(v float64) string { return strings.ReplaceAll(compare.Duration(v), " ", "") }
 
 func mean(s compare.Sums) string {
 	if s.Count == 0 {
@@ -245,9 +234,9 @@ func mean(s compare.Sums) string {
 func effect(v int64) string {
 	switch {
 	case v > 0:
-		return "+" + Time(time.Duration(v))
+		return "+" + ns(float64(v))
 	case v < 0:
-		return "-" + Time(time.Duration(-v))
+		return ns(float64(v))
 	}
 	return "0"
 }

@@ -47,11 +47,12 @@ func (i *Inside) Write(out io.Writer) error {
 	return w.Flush()
 }
 
-func plural(n uint64, what string) string {
+// plural returns a number with a noun, whose plural has an s unless it is given.
+func plural(n uint64, one string, many ...string) string {
 	if n == 1 {
-		return "1 " + what
+		return "1 " + one
 	}
-	return Count(n) + " " + what + "s"
+	return Count(n) + " " + append(many, one+"s")[0]
 }
 
 func writeFunction(w io.Writer, f *hotspot.Function) {

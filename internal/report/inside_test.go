@@ -221,7 +221,7 @@ func TestEstimatedTimesAreSaid(t *testing.T) {
 	totals := r.Totals()
 	assert.Equal(t, [3]uint64{2, 1, 2}, [3]uint64{totals.Estimated, totals.Slowed, totals.Sliced})
 	var out bytes.Buffer
-	require.NoError(t, totals.Write(&out, 0))
+	require.NoError(t, totals.Write(&out, 0, 0))
 	assert.Contains(t, out.String(), "2 kernels, copies and other work of the device have times that are estimated, not measured\n"+
 		"1 scopes that took longer than they would have, since a deep window was open\n"+
 		"2 sessions were recorded in time slices, to keep an overhead budget: times and calls are those of the slices\n")
@@ -259,7 +259,7 @@ func TestNothingIsPrintedOfWhatWasNotMeasured(t *testing.T) {
 	assert.NotContains(t, got, "windows")
 	kernels := got["kernels"].([]any)
 	require.Len(t, kernels, 2)
-	assert.Equal(t, map[string]any{"name": "gemm<float>", "count": 2.0, "seconds": 0.004, "max_seconds": 0.003}, kernels[0])
+	assert.Equal(t, map[string]any{"name": "gemm<float>", "count": 2.0, "seconds": 0.004, "max_seconds": 0.003}, kernels[0], "the spans have no ids")
 	assert.Equal(t, other, kernels[1].(map[string]any)["name"])
 }
 

@@ -5,20 +5,20 @@ package report
 import (
 	"encoding/json"
 	"io"
-	"time"
 
+	"github.com/gpuflight/gpuflight/internal/analysis"
 	"github.com/gpuflight/gpuflight/internal/report/hotspot"
 )
 
 // The JSON of a report, for programs. Times are in seconds and shares 0–1; what is unknown is absent.
 
 type jsonReport struct {
-	Sessions int       `json:"sessions"`
-	Kernels  []jsonRow `json:"kernels"`
-	Copies   []jsonRow `json:"copies"`
-	Sets     jsonRow   `json:"sets"`
-	Scopes   []jsonRow `json:"scopes"`
-	Graphs   uint64    `json:"graphs"`
+	Sessions int         `json:"sessions"`
+	Kernels  []jsonRow   `json:"kernels"`
+	Copies   []jsonRow   `json:"copies"`
+	Sets     jsonRow     `json:"sets"`
+	Scopes   []jsonScope `json:"scopes"`
+	Graphs   uint64      `json:"graphs"`
 	// Estimated is how much device work has times that are not measured.
 	Estimated uint64 `json:"estimated"`
 	// Slowed is how many scopes deep windows made longer, Sliced how many sessions an overhead budget had recorded in time slices.
@@ -28,16 +28,43 @@ type jsonReport struct {
 	Windows *jsonWindows `json:"windows,omitempty"`
 	Inside  *jsonInside  `json:"inside,omitempty"`
 	// Analyses has whole nanoseconds, because its sums are exact.
-	Analyses []SessionCauses `json:"analyses,omitempty"`
+	Analyses []jsonAnalysis `json:"analyses,omitempty"`
+}
+
+type jsonAnalysis struct {
+	Session string `json:"session"`
+	Service string `json:"service"`
+	*analysis.Answer
 }
 
 type jsonRow struct {
-	Name          string  `json:"name,omitempty"`
-	Count         uint64  `json:"count"`
-	Seconds       float64 `json:"seconds"`
-	MaxSeconds    float64 `json:"max_seconds"`
-	Bytes         uint64  `json:"bytes,omitempty"`
-	DeviceSeconds float64 `json:"device_seconds,omitempty"`
+	Name       string      `json:"name,omitempty"`
+	Count      uint64      `json:"count"`
+	Seconds    float64     `json:"seconds"`
+	MaxSeconds float64     `json:"max_seconds"`
+	Bytes      uint64      `json:"bytes,omitempty"`
+	Longest    *jsonLaunch `json:"longest,omitempty"`
+}
+
+// jsonLaunch is an operation or scope. The start is Unix nanoseconds.
+type jsonLaunch struct {
+	Span    string `json:"span"`
+	StartNs uint64 `json:"start,string"`
+	Shape   string `json:"shape,omitempty"`
+}
+
+// jsonScope is the scopes of one path.
+type jsonScope struct {
+	Path       []string `json:"path"`
+	Count      uint64   `json:"count"`
+	Seconds    float64  `json:"seconds"`
+	MaxSeconds float64  `json:"max_seconds"`
+	// SelfSeconds is device time of work that no scope below launched, DeviceSeconds of all. The number
+	// of kernels and DeviceSeconds are absent if spans are missing.
+	SelfSeconds   float64     `json:"self_device_seconds"`
+	DeviceSeconds *float64    `json:"device_seconds,omitempty"`
+	Kernels       *int64      `json:"kernels,omitempty"`
+	Longest       *jsonLaunch `json:"longest,omitempty"`
 }
 
 type jsonLost struct {
@@ -123,10 +150,16 @@ type jsonQuotients struct {
 
 // WriteJSON prints the totals, the deep windows, what was measured inside kernels, and the analyses, as one object
 // of JSON: at most top rows (0 for all) of each kind.
+//
+// Analyses are [analysis.Answer]s, relative to the begin of their interval.
 func WriteJSON(out io.Writer, t *Totals, windows *Windows, inside *Inside, analyses []SessionCauses, top int) error {
 	j := jsonReport{
 		Sessions: t.Sessions, Kernels: jsonRows(t.Kernels, top), Copies: jsonRows(t.Copies, top),
-		Sets: jsonRowOf(&t.Sets), Scopes: jsonRows(t.Scopes, top), Graphs: t.Graphs, Estimated: t.Estimated, Slowed: t.Slowed, Sliced: t.Sliced, Lost: jsonLost(t.Lost), Analyses: analyses,
+		Sets: jsonRowOf(&t.Sets), Scopes: jsonScopes(t, top), Graphs: t.Graphs, Estimated: t.Estimated, Slowed: t.Slowed, Sliced: t.Sliced, Lost: jsonLost(t.Lost),
+	}
+	for i := range analyses {
+		a := &analyses[i]
+		j.Analyses = append(j.Analyses, jsonAnalysis{a.Session, a.Service, analysis.NewAnswer(a.Result, a.FromNs)})
 	}
 	if !windows.Nothing() {
 		j.Windows = jsonWindowsOf(windows, top)
@@ -162,8 +195,43 @@ func jsonRows(rows []Row, top int) []jsonRow {
 }
 
 func jsonRowOf(r *Row) jsonRow {
-	seconds := func(d time.Duration) float64 { return d.Seconds() }
-	return jsonRow{r.Name, r.Count, seconds(r.Total), seconds(r.Max), r.Bytes, seconds(r.Device)}
+	return jsonRow{r.Name, r.Count, r.Total.Seconds(), r.Max.Seconds(), r.Bytes, r.Longest.json()}
+}
+
+func (l *Launch) json() *jsonLaunch {
+	if l.Span.IsEmpty() {
+		return nil
+	}
+	return &jsonLaunch{l.Span.String(), l.StartNs, l.Shape}
+}
+
+// jsonScopes returns the scopes with the most device time, in the order of the tree.
+func jsonScopes(t *Totals, top int) []jsonScope {
+	out := []jsonScope{}
+	if len(t.ScopeTree) == 0 {
+		first, _, _ := cut(t.Scopes, top)
+		for i := range first {
+			r := &first[i]
+			out = append(out, jsonScope{
+				Path: []string{r.Name}, Count: r.Count, Seconds: r.Total.Seconds(), MaxSeconds: r.Max.Seconds(),
+				SelfSeconds: r.Device.Seconds(), Longest: r.Longest.json(),
+			})
+		}
+		return out
+	}
+	first, _ := topScopes(t.ScopeTree, top)
+	for i := range first {
+		s := &first[i]
+		device := float64(s.DeviceNs) / 1e9
+		out = append(out, jsonScope{
+			Path: s.Path, Count: uint64(s.Count), Seconds: float64(s.WallNs) / 1e9, MaxSeconds: float64(s.MaxNs) / 1e9,
+			SelfSeconds: float64(s.SelfNs) / 1e9, DeviceSeconds: &device, Kernels: &s.Kernels,
+		})
+		if s.Count > 0 {
+			out[i].Longest = &jsonLaunch{Span: analysis.SpanText(s.Longest.Span), StartNs: uint64(s.Longest.StartNs)}
+		}
+	}
+	return out
 }
 
 func jsonWindowsOf(w *Windows, top int) *jsonWindows {

@@ -8,7 +8,10 @@ import (
 	"slices"
 	"time"
 
+	"go.opentelemetry.io/collector/pdata/pcommon"
+
 	"github.com/gpuflight/gpuflight/cupti"
+	"github.com/gpuflight/gpuflight/internal/analysis"
 	"github.com/gpuflight/gpuflight/internal/recording/recorder"
 	"github.com/gpuflight/gpuflight/internal/report/hotspot"
 )
@@ -83,8 +86,19 @@ type Row struct {
 	Timed      uint64
 	// Bytes is the size of copies and sets, TimedBytes that of those with a time.
 	Bytes, TimedBytes uint64
-	// Device is the device time of work in a scope.
+	// Device is the device time of work in a scope, without nested scopes.
 	Device time.Duration
+	// Longest is the longest one of those with a span.
+	Longest Launch
+}
+
+// Launch is one operation or scope. The zero value is none.
+type Launch struct {
+	Span    pcommon.SpanID
+	StartNs uint64
+	took    time.Duration
+	// Shape is the grid and the block of a kernel, "" if unknown.
+	Shape string
 }
 
 func (r *Row) add(o *Row) {
@@ -95,6 +109,9 @@ func (r *Row) add(o *Row) {
 	r.Bytes += o.Bytes
 	r.TimedBytes += o.TimedBytes
 	r.Device += o.Device
+	if !o.Longest.Span.IsEmpty() && (r.Longest.Span.IsEmpty() || o.Longest.took > r.Longest.took) {
+		r.Longest = o.Longest
+	}
 }
 
 // Mean is the mean of those with a time, 0 if there are none.
@@ -141,8 +158,10 @@ type Totals struct {
 	// Sessions is their number, Unended that of processes that recorded and left without a summary.
 	Sessions, Unended       int
 	Kernels, Copies, Scopes []Row
-	Sets                    Row
-	Graphs                  uint64
+	// ScopeTree is the scopes with what was launched in them and in scopes below. It is nil unless set.
+	ScopeTree []analysis.ScopeSum
+	Sets      Row
+	Graphs    uint64
 	// Estimated is how much device work has times that are not measured, such as in a deep window.
 	Estimated uint64
 	// Slowed is how many scopes took longer than they would have since a deep window was open.
@@ -266,6 +285,9 @@ func (s *session) addTo(t *Totals, kernels, copies, scopes map[string]*Row) {
 	t.Lost.add(s.capture)
 	if s.metricsAreWhole() {
 		for _, row := range s.kernels.values {
+			if spans := s.spans.kernels[row.Name]; spans != nil {
+				row.Longest = spans.Longest
+			}
 			addRow(kernels, &row)
 		}
 	} else {
@@ -275,7 +297,7 @@ func (s *session) addTo(t *Totals, kernels, copies, scopes map[string]*Row) {
 	}
 	for _, row := range s.spans.copies {
 		if exact, ok := s.byKind(row.Name); ok && exact.Count >= row.Count {
-			row = &Row{Name: row.Name, Count: exact.Count, Bytes: exact.Bytes, Total: row.Total, Max: row.Max, Timed: row.Timed, TimedBytes: row.TimedBytes}
+			row = &Row{Name: row.Name, Count: exact.Count, Bytes: exact.Bytes, Total: row.Total, Max: row.Max, Timed: row.Timed, TimedBytes: row.TimedBytes, Longest: row.Longest}
 		}
 		addRow(copies, row)
 	}

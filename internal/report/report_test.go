@@ -202,7 +202,7 @@ func TestTheTable(t *testing.T) {
 		Lost:   Lost{Dropped: 1200},
 	}
 	var out bytes.Buffer
-	require.NoError(t, totals.Write(&out, 2))
+	require.NoError(t, totals.Write(&out, 2, 0))
 	x := strings.Repeat("x", 60)
 	assert.Equal(t, `    TIME   SHARE      CALLS      MEAN    MAX  KERNEL
   90.00s   90.0%  1,234,567   72.90µs  1.00s  a name of `+x[:59]+"…"+x[:20]+`

@@ -3,36 +3,35 @@
 package report
 
 import (
+	"bytes"
+	"cmp"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode/utf8"
+
+	"github.com/gpuflight/gpuflight/internal/analysis"
 )
 
-// maxCell is the longest name that a table shows, in characters: C++ names fill pages.
-const maxCell = 90
-
-// Write prints the totals: at most top rows (0 for all) of each kind. Nothing is printed of what there
-// is none of.
-func (t *Totals) Write(out io.Writer, top int) error {
-	// Errors are remembered by the tabwriter, and given at its Flush.
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	t.writeKernels(w, top)
-	t.writeCopies(w, top)
-	t.writeScopes(w, top)
+// Write prints the totals: at most top rows (0 for all) of each kind, in lines of a width (0 if it is
+// unknown). Nothing is printed of what there is none of.
+func (t *Totals) Write(out io.Writer, top, width int) error {
+	var b bytes.Buffer
+	t.writeKernels(&b, top, width)
+	t.writeCopies(&b, top, width)
+	t.writeScopes(&b, top, width)
 	if t.Graphs > 0 {
-		fmt.Fprintf(w, "%s launches of graphs\n", Count(t.Graphs))
+		fmt.Fprintln(&b, plural(t.Graphs, "launch of graphs", "launches of graphs"))
 	}
-	t.writeLost(w)
-	return w.Flush()
+	t.writeLost(&b, width)
+	_, err := out.Write(b.Bytes())
+	return err
 }
 
-// The last cell of a line is not aligned by the tabwriter: there go the names, whatever their length.
-
-func (t *Totals) writeKernels(w io.Writer, top int) {
+func (t *Totals) writeKernels(w io.Writer, top, width int) {
 	if len(t.Kernels) == 0 {
 		return
 	}
@@ -40,27 +39,32 @@ func (t *Totals) writeKernels(w io.Writer, top int) {
 	for i := range t.Kernels {
 		all.add(&t.Kernels[i])
 	}
-	fmt.Fprint(w, "TIME\tSHARE\tCALLS\tMEAN\tMAX\t  KERNEL\n")
-	rows, rest, names := cut(t.Kernels, top)
+	x := table{head: []string{"TIME", "SHARE", "CALLS", "MEAN", "MAX", "KERNEL"}}
+	add := func(r *Row, name string) {
+		share := 0.0
+		if all.Total > 0 {
+			share = 100 * float64(r.Total) / float64(all.Total)
+		}
+		x.add(Time(r.Total), fmt.Sprintf("%.1f%%", share), Count(r.Count), Time(r.Mean()), Time(r.Max), name)
+	}
+	rows, rest, more := cut(t.Kernels, top)
+	names, shapes := make([]string, len(rows)), make([]string, len(rows))
 	for i := range rows {
-		writeKernel(w, &rows[i], all.Total, shorten(rows[i].Name))
+		names[i], shapes[i] = rows[i].Name, rows[i].Longest.Shape
+		add(&rows[i], "")
 	}
-	if names > 0 {
-		writeKernel(w, &rest, all.Total, fmt.Sprintf("(%d more)", names))
+	if more > 0 {
+		add(&rest, fmt.Sprintf("(%d more)", more))
 	}
-	writeKernel(w, &all, all.Total, "(all)")
+	add(&all, "(all)")
+	for i, label := range kernelLabels(names, shapes, x.room(width)) {
+		x.rows[i][len(x.head)-1] = label
+	}
+	x.write(w, width)
 	fmt.Fprintln(w)
 }
 
-func writeKernel(w io.Writer, r *Row, all time.Duration, name string) {
-	share := 0.0
-	if all > 0 {
-		share = 100 * float64(r.Total) / float64(all)
-	}
-	fmt.Fprintf(w, "%s\t%.1f%%\t%s\t%s\t%s\t  %s\n", Time(r.Total), share, Count(r.Count), Time(r.Mean()), Time(r.Max), name)
-}
-
-func (t *Totals) writeCopies(w io.Writer, top int) {
+func (t *Totals) writeCopies(w io.Writer, top, width int) {
 	rows, rest, names := cut(t.Copies, top)
 	if names > 0 {
 		rest.Name = fmt.Sprintf("(%d more)", names)
@@ -74,54 +78,94 @@ func (t *Totals) writeCopies(w io.Writer, top int) {
 	if len(rows) == 0 {
 		return
 	}
-	fmt.Fprint(w, "TIME\tCALLS\tBYTES\tGB/S\t  COPY\n")
+	x := table{head: []string{"TIME", "CALLS", "BYTES", "GB/S", "COPY"}}
 	for i := range rows {
 		r := &rows[i]
 		rate := "-"
 		if v := r.GBPerSecond(); v > 0 {
 			rate = strconv.FormatFloat(v, 'f', 1, 64)
 		}
-		name := r.Name
-		if name == "" {
-			name = "(kind unknown)"
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t  %s\n", Time(r.Total), Count(r.Count), Count(r.Bytes), rate, shorten(name))
+		x.add(Time(r.Total), Count(r.Count), Count(r.Bytes), rate, cmp.Or(r.Name, "(kind unknown)"))
 	}
+	x.write(w, width)
 	fmt.Fprintln(w)
 }
 
-func (t *Totals) writeScopes(w io.Writer, top int) {
-	if len(t.Scopes) == 0 {
+// writeScopes prints the tree of scopes, or their list if the spans of some work are missing.
+func (t *Totals) writeScopes(w io.Writer, top, width int) {
+	if len(t.ScopeTree) == 0 {
+		t.writeScopeList(w, top, width)
 		return
 	}
-	fmt.Fprint(w, "TIME\tCALLS\tMEAN\tON DEVICE\t  SCOPE\n")
+	x := table{head: []string{"ON DEVICE", "KERNELS", "WALL", "CALLS", "MEAN", "SCOPE"}}
+	tree, more := topScopes(t.ScopeTree, top)
+	for i := range tree {
+		s := &tree[i]
+		mean := "-"
+		if s.Count > 0 {
+			mean = Time(time.Duration(s.WallNs / s.Count))
+		}
+		x.add(Time(time.Duration(s.DeviceNs)), Count(uint64(s.Kernels)), Time(time.Duration(s.WallNs)), Count(uint64(s.Count)), mean,
+			strings.Repeat("  ", len(s.Path)-1)+s.Path[len(s.Path)-1])
+	}
+	if more > 0 {
+		x.add("", "", "", "", "", fmt.Sprintf("(%d more)", more))
+	}
+	x.write(w, width)
+	fmt.Fprintln(w)
+}
+
+// topScopes returns the scopes with the most device time, in the order of the tree. These include the
+// scopes around them.
+func topScopes(tree []analysis.ScopeSum, top int) (first []analysis.ScopeSum, more int) {
+	if top <= 0 || len(tree) <= top {
+		return tree, 0
+	}
+	order := make([]int, len(tree))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(tree[b].DeviceNs, tree[a].DeviceNs) })
+	order = order[:top]
+	slices.Sort(order)
+	for _, i := range order {
+		first = append(first, tree[i])
+	}
+	return first, len(tree) - top
+}
+
+func (t *Totals) writeScopeList(w io.Writer, top, width int) {
 	rows, rest, names := cut(t.Scopes, top)
 	if names > 0 {
 		rest.Name = fmt.Sprintf("(%d more)", names)
 		rows = append(rows[:len(rows):len(rows)], rest)
 	}
+	x := table{head: []string{"WALL", "CALLS", "MEAN", "SELF ON DEVICE", "SCOPE"}}
 	for i := range rows {
 		r := &rows[i]
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t  %s\n", Time(r.Total), Count(r.Count), Time(r.Mean()), Time(r.Device), shorten(r.Name))
+		x.add(Time(r.Total), Count(r.Count), Time(r.Mean()), Time(r.Device), r.Name)
 	}
-	fmt.Fprintln(w)
+	if len(rows) > 0 {
+		x.write(w, width)
+		fmt.Fprintln(w)
+	}
 }
 
-func (t *Totals) writeLost(w io.Writer) {
+func (t *Totals) writeLost(w io.Writer, width int) {
 	for _, l := range []struct {
 		n    uint64
 		text string
 	}{
 		{t.Estimated, "kernels, copies and other work of the device have times that are estimated, not measured"},
-		{t.Slowed, "scopes that took longer than they would have, since a deep window was open"},
+		{t.Slowed, "scopes took longer than usual, because a deep window was open"},
 		{t.Sliced, "sessions were recorded in time slices, to keep an overhead budget: times and calls are those of the slices"},
 		{t.Lost.Dropped, "records dropped: they came faster than they could be read"},
-		{t.Lost.Rejected, "records rejected: they made no sense"},
-		{t.Lost.LeftOut, "without a span, by limit or filter; times and counts have them"},
-		{t.Lost.Unsampled, "without a span, since their trace is not sampled; times and counts have them"},
+		{t.Lost.Rejected, "records rejected: they were invalid"},
+		{t.Lost.LeftOut, "operations without a span, by limit or filter; times and counts include them"},
+		{t.Lost.Unsampled, "operations without a span, because their trace is not sampled; times and counts include them"},
 	} {
 		if l.n > 0 {
-			fmt.Fprintf(w, "%s %s\n", Count(l.n), l.text)
+			prose(w, "", Count(l.n)+" "+l.text, width)
 		}
 	}
 }
@@ -153,7 +197,7 @@ func clean(text string, most int) string {
 		return text
 	}
 	runes := []rune(text)
-	const end = 20
+	end := min(20, most/3)
 	return string(runes[:most-end-1]) + "…" + string(runes[len(runes)-end:])
 }
 

@@ -3,6 +3,8 @@
 package report
 
 import (
+	"strconv"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/collector/pdata/pcommon"
@@ -54,7 +56,7 @@ func (s *sums) span(span ptrace.Span) {
 	attributes := span.Attributes()
 	operation := text(attributes, semconv.CUDAOperation)
 	took := time.Duration(max(int64(span.EndTimestamp()-span.StartTimestamp()), 0))
-	row := Row{Count: 1, Timed: 1, Total: took, Max: took}
+	row := Row{Count: 1, Timed: 1, Total: took, Max: took, Longest: Launch{Span: span.SpanID(), StartNs: uint64(span.StartTimestamp()), took: took}}
 	onDevice := true
 	switch operation {
 	case semconv.CUDAOperationKernel:
@@ -62,7 +64,11 @@ func (s *sums) span(span ptrace.Span) {
 		if name == "" {
 			name = span.Name()
 		}
-		s.row(&s.kernels, name).add(&row)
+		sum := s.row(&s.kernels, name)
+		if took > sum.Max || sum.Count == 0 { // the longest
+			row.Longest.Shape = shapeText(attributes)
+		}
+		sum.add(&row)
 	case semconv.CUDAOperationMemcpy:
 		row.Bytes = uint64(number(attributes, semconv.CUDAMemcpySize))
 		row.TimedBytes = row.Bytes
@@ -96,6 +102,30 @@ func (s *sums) span(span ptrace.Span) {
 		}
 		s.device[scope] += took
 	}
+}
+
+// shapeText returns the grid and the block of a kernel, such as 132x1x1/256, "" if unknown. Sizes of 1
+// at the end are omitted.
+func shapeText(a pcommon.Map) string {
+	var text string
+	for _, key := range []string{semconv.CUDAKernelGrid, semconv.CUDAKernelBlock} {
+		v, ok := a.Get(key)
+		if !ok || v.Type() != pcommon.ValueTypeSlice || v.Slice().Len() == 0 {
+			return ""
+		}
+		var sizes []string
+		for _, n := range v.Slice().All() {
+			sizes = append(sizes, strconv.FormatInt(n.Int(), 10))
+		}
+		for len(sizes) > 1 && sizes[len(sizes)-1] == "1" {
+			sizes = sizes[:len(sizes)-1]
+		}
+		if text != "" {
+			text += "/"
+		}
+		text += strings.Join(sizes, "x")
+	}
+	return text
 }
 
 // Logs adds what sessions say of what was lost, deep windows, and what was measured inside kernels.

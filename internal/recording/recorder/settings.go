@@ -73,7 +73,7 @@ func (s *Settings) Table() []settings.Setting {
 		{Variable: "GPUFLIGHT_DISABLED", Set: settings.To(&s.Disabled, settings.Bool)},
 		{
 			Variable: "GPUFLIGHT_KINDS", Set: settings.To(&s.Kinds, ParseKinds), Flag: "kinds",
-			Help: "`list` of kinds to record, or changes such as +sync,-memset; there are " + strings.Join(KindNames(^cupti.Kinds(0)), ", "),
+			Help: "`list` of kinds to record, or changes such as +sync,-memset; there are " + strings.Join(KindNames(^cupti.Kinds(0)), ", ") + "; causes adds what the causes of idle time need",
 		},
 		{
 			Variable: "GPUFLIGHT_GRAPH_NODES", Set: settings.To(&s.GraphNodes, settings.Bool), Flag: "graph-nodes", Switch: true,
@@ -259,12 +259,22 @@ func KindNames(set cupti.Kinds) []string {
 	return words
 }
 
+// causeKinds is what the causes of idle time need in addition to the default (docs/causes.md). The word
+// "causes" means them.
+var causeKinds = cupti.KindsOf(cupti.KindRuntimeAPI, cupti.KindDriverAPI, cupti.KindSync, cupti.KindMemory)
+
+const causesWord = "causes"
+
 // ParseKinds parses a comma-separated list of kinds. The list has either all requested kinds
-// ("kernel,memcpy") or changes to the default ("+runtime,-memset"). "" is the default.
+// ("kernel,memcpy") or changes to the default ("+runtime,-memset"). "" is the default, and "causes" is
+// "+runtime,+driver,+sync,+memory".
 func ParseKinds(text string) (cupti.Kinds, error) {
 	words, _ := settings.List(text)
 	if len(words) == 0 {
 		return cupti.DefaultKinds, nil
+	}
+	if len(words) == 1 && strings.EqualFold(words[0], causesWord) {
+		words[0] = "+" + causesWord
 	}
 	var set cupti.Kinds
 	relative := words[0][0] == '+' || words[0][0] == '-'
@@ -282,7 +292,7 @@ func ParseKinds(text string) (cupti.Kinds, error) {
 		}
 		kinds, ok := kindsByWord(strings.ToLower(name))
 		if !ok {
-			return 0, fmt.Errorf("%q is not a kind of record: valid kinds are %s", name, strings.Join(KindNames(^cupti.Kinds(0)), ", "))
+			return 0, fmt.Errorf("%q is not a kind of record: valid kinds are %s", name, strings.Join(append(KindNames(^cupti.Kinds(0)), causesWord), ", "))
 		}
 		if sign == '-' {
 			set &^= kinds
@@ -294,6 +304,9 @@ func ParseKinds(text string) (cupti.Kinds, error) {
 }
 
 func kindsByWord(word string) (cupti.Kinds, bool) {
+	if word == causesWord {
+		return causeKinds, true
+	}
 	for _, k := range kindWords {
 		if k.word == word {
 			return k.kinds, true

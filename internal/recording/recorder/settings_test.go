@@ -73,7 +73,7 @@ func TestSettings_InvalidValues(t *testing.T) {
 		{"GPUFLIGHT_BUFFER_SIZE", "1GiB", `GPUFLIGHT_BUFFER_SIZE is "1GiB"; it must be a size of 256 KiB to 64 MiB`},
 		{"GPUFLIGHT_BUFFER_SIZE", "small", `GPUFLIGHT_BUFFER_SIZE is "small"; it must be a size of 256 KiB to 64 MiB`},
 		{"GPUFLIGHT_LOG_LEVEL", "loud", `GPUFLIGHT_LOG_LEVEL is "loud"; it must be debug, info, warn, error or off`},
-		{"GPUFLIGHT_KINDS", "kernels", `GPUFLIGHT_KINDS: "kernels" is not a kind of record: valid kinds are kernel, memcpy, memset, memory, sync, graph, nvtx, runtime, driver, overhead`},
+		{"GPUFLIGHT_KINDS", "kernels", `GPUFLIGHT_KINDS: "kernels" is not a kind of record: valid kinds are kernel, memcpy, memset, memory, sync, graph, nvtx, runtime, driver, overhead, causes`},
 		{"GPUFLIGHT_KINDS", "kernel,-sync", `GPUFLIGHT_KINDS: "kernel,-sync" mixes a list of kinds with changes to the default: give every kind a sign, or none`},
 		{"OTEL_RESOURCE_ATTRIBUTES", "a=1,b", `OTEL_RESOURCE_ATTRIBUTES: "b" is not percent-encoded key=value: the variable is ignored`},
 		{"OTEL_RESOURCE_ATTRIBUTES", "a=%zz", `OTEL_RESOURCE_ATTRIBUTES: "a=%zz" is not percent-encoded key=value: the variable is ignored`},
@@ -116,6 +116,8 @@ func TestParseKinds(t *testing.T) {
 		"kernel, MEMCPY":  cupti.KindsOf(cupti.KindKernel, cupti.KindMemcpy, cupti.KindMemcpyP2P) | external,
 		"-memcpy,+driver": cupti.DefaultKinds&^cupti.KindsOf(cupti.KindMemcpy, cupti.KindMemcpyP2P) | cupti.KindsOf(cupti.KindDriverAPI),
 		"+sync":           cupti.DefaultKinds | cupti.KindsOf(cupti.KindSync),
+		"Causes":          cupti.DefaultKinds | cupti.KindsOf(cupti.KindSync, cupti.KindMemory, cupti.KindRuntimeAPI, cupti.KindDriverAPI),
+		"+causes,-nvtx":   cupti.DefaultKinds&^cupti.KindsOf(cupti.KindNVTX) | cupti.KindsOf(cupti.KindSync, cupti.KindMemory, cupti.KindRuntimeAPI, cupti.KindDriverAPI),
 	} {
 		got, err := ParseKinds(text)
 		require.NoError(t, err, text)

@@ -30,6 +30,9 @@ func (s *Store) Busy(ctx context.Context, q store.BusyQuery) ([]int64, error) {
 // then, and the latest end.
 type busyState struct{ first, idle, reach int64 }
 
+// maxBusyBins is the number of bins whose kernels one query of busyBefore sorts.
+const maxBusyBins = 512
+
 // busyBefore finds how long a kernel ran on the devices before each of some times, which ascend. A device
 // was busy from its first kernel to the latest end, except in the gaps between. The bins of gap_bins have
 // these sums at their start. So it reads the kernels of the bins of the times, and those that gap_bins
@@ -84,34 +87,42 @@ func (v *view) busyBefore(ctx context.Context, device string, times []int64, bef
 			}
 		}
 	}
-	late := int64(math.MaxInt64)
-	if bins[len(bins)-1] == tail {
-		late = tail << gapLevel
-	}
-	err = each("SELECT lane, start_ns, greatest(dur_ns, 0) FROM {ops} WHERE start_ns >= $1 AND start_ns < $2 AND (start_ns >= $3 OR (start_ns >> $4) IN "+
-		"(SELECT unnest($5::BIGINT[]))) AND shape IN (SELECT id FROM {shapes} WHERE operation = 1) ORDER BY start_ns", func(r *sql.Rows) error {
-		var lane uint32
-		var s, d int64
-		if err := r.Scan(&lane, &s, &d); err != nil {
+	// The state at the start of each bin is known, so the query reads a few bins at a time and sorts little.
+	for part := range slices.Chunk(bins, maxBusyBins) {
+		late, end := int64(math.MaxInt64), times[len(times)-1]
+		if last := part[len(part)-1]; last == tail {
+			late = tail << gapLevel
+		} else {
+			end = min(end, (last+1)<<gapLevel)
+		}
+		err = each("SELECT lane, start_ns, greatest(dur_ns, 0) FROM {ops} WHERE start_ns >= $1 AND start_ns < $2 AND (start_ns >= $3 OR (start_ns >> $4) IN "+
+			"(SELECT unnest($5::BIGINT[]))) AND shape IN (SELECT id FROM {shapes} WHERE operation = 1) ORDER BY start_ns", func(r *sql.Rows) error {
+			var lane uint32
+			var s, d int64
+			if err := r.Scan(&lane, &s, &d); err != nil {
+				return err
+			}
+			name := devices[lane]
+			if device != "" && name != device {
+				return nil
+			}
+			passed(binOf(s), s)
+			enter(binOf(s))
+			x, ok := states[name]
+			if !ok {
+				x = busyState{first: s, reach: s}
+			}
+			x.idle += max(s-x.reach, 0)
+			x.reach = max(x.reach, s+d)
+			states[name] = x
+			return nil
+		}, part[0]<<gapLevel, end, late, gapLevel, part)
+		if err != nil {
 			return err
 		}
-		name := devices[lane]
-		if device != "" && name != device {
-			return nil
-		}
-		passed(binOf(s), s)
-		enter(binOf(s))
-		x, ok := states[name]
-		if !ok {
-			x = busyState{first: s, reach: s}
-		}
-		x.idle += max(s-x.reach, 0)
-		x.reach = max(x.reach, s+d)
-		states[name] = x
-		return nil
-	}, bins[0]<<gapLevel, times[len(times)-1], late, gapLevel, bins)
+	}
 	passed(math.MaxInt64, 0)
-	return err
+	return nil
 }
 
 type eachFunc func(query string, scan func(*sql.Rows) error, args ...any) error

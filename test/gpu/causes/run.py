@@ -45,7 +45,7 @@ LARGEST = 300_000
 
 
 def record(a, cause, fixed, path, seed=0):
-    command = [os.path.join(a.bin, "gpuflight"), "trace", "--quiet", "--service", cause, "--kinds", "+runtime,+driver,+sync,+memory",
+    command = [os.path.join(a.bin, "gpuflight"), "trace", "--quiet", "--service", cause, "--kinds", "causes",
                "--output", path, "--force", "--", sys.executable, "program.py", cause, "--steps", str(STEPS.get(cause, a.steps)), "--seed", str(seed)]
     if fixed:
         command.append("--fixed")

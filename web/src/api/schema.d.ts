@@ -1295,6 +1295,8 @@ export interface components {
         };
         AnalysedDevice: {
             id: string;
+            /** @description Empty if unknown */
+            model: string;
             /** Format: int64 */
             index?: number;
             /** @description Of the whole interval */
@@ -1363,6 +1365,8 @@ export interface components {
             to: components["schemas"]["Time"];
             complete: boolean;
             operations: components["schemas"]["Count"];
+            /** @description Operations of devices with launch times */
+            launches_known: components["schemas"]["Count"];
             /** @description Operations of devices without launch times */
             launches_unknown: components["schemas"]["Count"];
             causes: {

@@ -131,7 +131,9 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
   return (
     <>
       <div className={ui.row}>
-        <h2>Device {d.index ?? d.id.slice(0, 16)}</h2>
+        <h2>
+          Device {d.index ?? d.id.slice(0, 16)} {d.model && <span className={ui.muted}>{d.model}</span>}
+        </h2>
         <Badge tone={d.bound === "device" ? "good" : d.bound === "unknown" ? undefined : "warn"}>
           {bounds[d.bound]}
         </Badge>

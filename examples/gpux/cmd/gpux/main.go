@@ -50,7 +50,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, stderr io.Writer
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.PersistentFlags().StringVar(&a.library, "ort-lib", "", "library of ONNX Runtime (default: GPUX_ORT_LIB, then what `gpux runtime install` installed, then the system's)")
 	root.CompletionOptions.HiddenDefaultCmd = true
-	root.AddCommand(a.build(), a.run(), a.serve(), a.inspect(), a.runtime())
+	root.AddCommand(a.build(), a.run(), a.bench(), a.serve(), a.inspect(), a.pull(), a.list(), a.remove(), a.runtime())
 	if err := root.ExecuteContext(ctx); err != nil {
 		fmt.Fprintln(stderr, "gpux:", err)
 		if errors.Is(err, errUsage) {

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuflight/gpuflight/examples/gpux/internal/ortlib"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/orttest"
 )
 
@@ -128,6 +129,53 @@ func TestRun(t *testing.T) {
 			assert.Equal(t, c.code, code)
 			assert.Contains(t, stderr, c.err)
 			assert.Equal(t, 1, strings.Count(stderr, "\n"), "an error is one line: %s", stderr)
+		})
+	}
+}
+
+// registryHome gives the test an empty registry, with the installed ONNX Runtime.
+func registryHome(t *testing.T) {
+	t.Helper()
+	found, err := ortlib.Find("")
+	require.NoError(t, err)
+	t.Setenv("GPUX_ORT_LIB", found.Path)
+	t.Setenv("GPUX_HOME", t.TempDir())
+}
+
+func TestRegistry(t *testing.T) {
+	orttest.Open(t)
+	registryHome(t)
+	dir := model(t)
+	t.Chdir(t.TempDir())
+	for _, c := range []struct {
+		args []string
+		code int
+		out  string // a regular expression
+	}{
+		{[]string{"list"}, 0, "^No models. `gpux pull` gets one.\n$"},
+		{[]string{"list", "--json"}, 0, `^\[\]\n$`},
+		{[]string{"pull", dir}, 0, "^Pulled digits@1.0.0, 8.7 kB.\nTry `gpux inspect digits` and `gpux serve digits`.\n$"},
+		{[]string{"pull", dir}, 0, "^digits@1.0.0 is up to date.\n$"},
+		{[]string{"list"}, 0, `^NAME +REVISION +SIZE +PULLED +SOURCE\ndigits +1\.0\.0 +8\.7 kB +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +` + regexp.QuoteMeta(dir) + `\n$`},
+		{[]string{"run", "digits", "-i", image(t)}, 0, `"digit": \[\n?\s*2`},
+		{[]string{"run", "digits@1.0.0", "-i", image(t)}, 0, `"digit"`},
+		{[]string{"bench", "digits", "--runs", "3", "--rows", "4"}, 0, "3 runs on cpu"},
+		{[]string{"rm", "digits"}, 0, "^Removed digits@1.0.0, 8.7 kB.\n$"},
+		{[]string{"list"}, 0, "^No models"},
+		{[]string{"run", "digits", "-i", "{}"}, 1, "^gpux: there is no model named digits: neither this folder nor the folders in it have a gpux.yml, and `gpux list` does not have it\n$"},
+		{[]string{"run", "org/digits", "-i", "{}"}, 1, "^gpux: open org/digits: no such file or directory, and `gpux list` does not have it\n$"},
+		{[]string{"rm", "digits"}, 1, "^gpux: no such model was pulled: digits\n$"},
+		{[]string{"rm"}, 2, "name a model"},
+		{[]string{"pull"}, 2, "name one model"},
+		{[]string{"bench", "digits", "--runs", "0"}, 2, "--runs and --rows must be at least 1"},
+	} {
+		t.Run(strings.Join(c.args[:min(2, len(c.args))], " "), func(t *testing.T) {
+			code, out, stderr := gpux(t, "", c.args...)
+			assert.Equal(t, c.code, code, stderr)
+			if code != 0 {
+				out = stderr
+			}
+			assert.Regexp(t, c.out, out)
 		})
 	}
 }

@@ -12,14 +12,22 @@ import (
 
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/config"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/engine"
+	"github.com/gpuflight/gpuflight/examples/gpux/internal/ortlib"
+	"github.com/gpuflight/gpuflight/examples/gpux/internal/registry"
 )
 
 // find returns the configuration of a model. A text with a slash, and "." and "..", is the path of a
 // folder or of a gpux.yml. Any other text is the name in the gpux.yml of this folder, or of a folder
-// below it.
+// below it. What is neither can be in the registry.
 func find(model string) (*config.Config, error) {
 	if strings.ContainsAny(model, `/\`) || model == "." || model == ".." {
-		return config.Read(model)
+		c, err := config.Read(model)
+		if errors.Is(err, fs.ErrNotExist) {
+			if _, statErr := os.Stat(model); statErr != nil {
+				return pulled(model, fmt.Errorf("%w, and `gpux list` does not have it", err))
+			}
+		}
+		return c, err
 	}
 	paths := []string{config.FileName}
 	below, err := filepath.Glob(filepath.Join("*", config.FileName))
@@ -39,13 +47,40 @@ func find(model string) (*config.Config, error) {
 		}
 		seen = append(seen, fmt.Sprintf("%s has %s", path, c.Name))
 	}
-	if info, err := os.Stat(model); err == nil && info.IsDir() {
-		return nil, fmt.Errorf("there is no model named %s; the folder of that name is ./%s", model, model)
-	}
+	err = fmt.Errorf("%s, and `gpux list` does not have it", strings.Join(seen, ", "))
 	if len(seen) == 0 {
-		return nil, fmt.Errorf("there is no model named %s: neither this folder nor the folders in it have a %s", model, config.FileName)
+		err = fmt.Errorf("neither this folder nor the folders in it have a %s, and `gpux list` does not have it", config.FileName)
 	}
-	return nil, fmt.Errorf("there is no model named %s: %s", model, strings.Join(seen, ", "))
+	if info, statErr := os.Stat(model); statErr == nil && info.IsDir() {
+		err = fmt.Errorf("the folder of that name is ./%s", model)
+	}
+	return pulled(model, fmt.Errorf("there is no model named %s: %w", model, err))
+}
+
+// pulled returns the configuration of a model in the registry. If it is not there, the error is
+// otherwise.
+func pulled(model string, otherwise error) (*config.Config, error) {
+	r, err := models()
+	if err != nil {
+		return nil, err
+	}
+	e, err := r.Find(model)
+	if errors.Is(err, registry.ErrNotFound) {
+		return nil, otherwise
+	}
+	if err != nil {
+		return nil, err
+	}
+	return config.Read(e.Dir)
+}
+
+// models opens the registry: the folder models in GPUX_HOME.
+func models() (*registry.Registry, error) {
+	home, err := ortlib.Home()
+	if err != nil {
+		return nil, err
+	}
+	return registry.New(filepath.Join(home, "models"))
 }
 
 // load opens the model of a configuration. Provider overrides that of the configuration, and must

@@ -57,7 +57,10 @@ func (a *app) run() *cobra.Command {
 			timeout := time.Duration(c.Runtime.Timeout)
 			var answer any
 			if benchmark {
-				answer, err = measure(cmd.Context(), m, text, warmup, runs, timeout)
+				var values engine.Tensors
+				if values, err = server.Inputs(m.Info, text); err == nil {
+					answer, err = measure(cmd.Context(), m, values, warmup, runs, timeout)
+				}
 			} else {
 				answer, err = infer(cmd.Context(), m, text, timeout)
 			}
@@ -155,11 +158,7 @@ type figures struct {
 	Runtime    string  `json:"onnxruntime"`
 }
 
-func measure(ctx context.Context, m *engine.Model, text []byte, warmup, runs int, timeout time.Duration) (f figures, err error) {
-	values, err := server.Inputs(m.Info, text)
-	if err != nil {
-		return f, err
-	}
+func measure(ctx context.Context, m *engine.Model, values engine.Tensors, warmup, runs int, timeout time.Duration) (f figures, err error) {
 	times := make([]float64, 0, runs)
 	for i := range warmup + runs {
 		bound, cancel := context.WithTimeout(ctx, timeout)

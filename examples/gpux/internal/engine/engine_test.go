@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/engine"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/onnx"
@@ -162,19 +163,89 @@ func moduleCache(t *testing.T) string {
 	return filepath.Join(home, "go", "pkg", "mod")
 }
 
-func TestTimeout(t *testing.T) {
-	m := load(t, filepath.Join(bindingModels(t), "example_big_compute.onnx"), engine.Options{Threads: 1})
-	in := m.Info.Inputs[0]
-	x, err := tensor.New(in.DType, in.Shape())
-	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
-	defer cancel()
-	_, err = m.Run(ctx, engine.Tensors{in.Name: x})
-	if err == nil {
-		t.Skip("the model ran within 5 ms")
+// endless is a model that never ends: y is x, after 2^62 iterations of a loop.
+func endless(t *testing.T) string {
+	t.Helper()
+	bytesField := func(to []byte, number protowire.Number, b []byte) []byte {
+		return protowire.AppendBytes(protowire.AppendTag(to, number, protowire.BytesType), b)
 	}
-	require.ErrorIs(t, err, engine.ErrTimeout)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
+	varint := func(to []byte, number protowire.Number, v uint64) []byte {
+		return protowire.AppendVarint(protowire.AppendTag(to, number, protowire.VarintType), v)
+	}
+	value := func(name string, d tensor.DType, dims ...uint64) []byte {
+		shape := []byte{}
+		for _, n := range dims {
+			shape = bytesField(shape, 1, varint(nil, 1, n))
+		}
+		typed := bytesField(varint(nil, 1, uint64(d)), 2, shape)
+		return bytesField(bytesField(nil, 1, []byte(name)), 2, bytesField(nil, 1, typed))
+	}
+	node := func(operator string, inputs, outputs []string) (n []byte) {
+		for _, name := range inputs {
+			n = bytesField(n, 1, []byte(name))
+		}
+		for _, name := range outputs {
+			n = bytesField(n, 2, []byte(name))
+		}
+		return bytesField(n, 4, []byte(operator))
+	}
+	body := bytesField(nil, 1, node("Identity", []string{"go_on"}, []string{"go_on_out"}))
+	body = bytesField(body, 1, node("Sin", []string{"state"}, []string{"state_out"}))
+	body = bytesField(body, 2, []byte("body"))
+	body = bytesField(body, 11, value("i", tensor.Int64))
+	body = bytesField(body, 11, value("go_on", tensor.Bool))
+	body = bytesField(body, 11, value("state", tensor.Float32, 1))
+	body = bytesField(body, 12, value("go_on_out", tensor.Bool))
+	body = bytesField(body, 12, value("state_out", tensor.Float32, 1))
+	// An attribute has its name in field 1, a graph in 6, and its type, 5 for a graph, in 20.
+	attribute := varint(bytesField(bytesField(nil, 1, []byte("body")), 6, body), 20, 5)
+	loop := bytesField(node("Loop", []string{"n", "", "x"}, []string{"y"}), 5, attribute)
+	// A tensor has its type in field 2, numbers of int64 in 7, and its name in 8.
+	n := bytesField(varint(varint(nil, 2, uint64(tensor.Int64)), 7, 1<<62), 8, []byte("n"))
+	graph := bytesField(bytesField(nil, 1, loop), 2, []byte("endless"))
+	graph = bytesField(graph, 5, n)
+	graph = bytesField(graph, 11, value("x", tensor.Float32, 1))
+	graph = bytesField(graph, 12, value("y", tensor.Float32, 1))
+	path := filepath.Join(t.TempDir(), "endless.onnx")
+	require.NoError(t, os.WriteFile(path, bytesField(bytesField(varint(nil, 1, 8), 7, graph), 8, varint(nil, 2, 13)), 0o600))
+	return path
+}
+
+func TestTimeout(t *testing.T) {
+	m := load(t, endless(t), engine.Options{Threads: 1})
+	values := engine.Tensors{"x": floats(t, []float32{1})}
+	t.Run("a deadline ends a run", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Millisecond)
+		defer cancel()
+		_, err := m.Run(ctx, values)
+		require.ErrorIs(t, err, engine.ErrTimeout)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	})
+	t.Run("a client that goes away ends a run", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(5*time.Millisecond, cancel)
+		_, err := m.Run(ctx, values)
+		require.ErrorIs(t, err, engine.ErrTimeout)
+		require.ErrorIs(t, err, context.Canceled)
+	})
+	t.Run("a run does not begin after the deadline", func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err := m.Run(ctx, values)
+		require.ErrorIs(t, err, engine.ErrTimeout)
+	})
+	t.Run("one run that ends does not end another", func(t *testing.T) {
+		digits := load(t, filepath.Join(orttest.Digits(), "digits.onnx"), engine.Options{})
+		image := engine.Tensors{"image": floats(t, orttest.ReadExpected(t).Image[:1])}
+		for range 20 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+			_, err := m.Run(ctx, values)
+			cancel()
+			require.ErrorIs(t, err, engine.ErrTimeout)
+			_, err = digits.Run(t.Context(), image)
+			require.NoError(t, err)
+		}
+	})
 }
 
 func TestLoad(t *testing.T) {
@@ -209,6 +280,17 @@ func TestLoad(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, data[:len(data)/2], 0o600))
 		_, err = engine.Load(path, engine.Options{})
 		require.ErrorContains(t, err, "this is no ONNX model")
+	})
+	t.Run("a file that is cut off anywhere", func(t *testing.T) {
+		orttest.Open(t)
+		data, err := os.ReadFile(filepath.Join(orttest.Digits(), "digits.onnx"))
+		require.NoError(t, err)
+		path := filepath.Join(t.TempDir(), "cut.onnx")
+		for n := 0; n < len(data); n += 97 {
+			require.NoError(t, os.WriteFile(path, data[:n], 0o600))
+			_, err = engine.Load(path, engine.Options{Provider: "cpu", Force: true})
+			require.ErrorContains(t, err, "this is no ONNX model", "%d bytes", n)
+		}
 	})
 	t.Run("providers are probed with a small model", func(t *testing.T) {
 		orttest.Open(t)

@@ -58,16 +58,19 @@ func Platform(gpu bool) (Wheel, error) {
 	return w, nil
 }
 
-// Directory is where Install puts libraries: lib in GPUX_HOME, which is ~/.gpux by default.
-func Directory() (string, error) {
+// Home is the folder of gpux: GPUX_HOME, which is ~/.gpux by default.
+func Home() (string, error) {
 	if dir := os.Getenv("GPUX_HOME"); dir != "" {
-		return filepath.Join(dir, "lib"), nil
+		return dir, nil
 	}
 	home, err := os.UserHomeDir()
-	if err != nil {
-		return "", err
-	}
-	return filepath.Join(home, ".gpux", "lib"), nil
+	return filepath.Join(home, ".gpux"), err
+}
+
+// Directory is where Install puts libraries: lib in Home.
+func Directory() (string, error) {
+	home, err := Home()
+	return filepath.Join(home, "lib"), err
 }
 
 // Found is a library and how it was found.

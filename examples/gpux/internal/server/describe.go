@@ -113,7 +113,7 @@ func (s *Server) openAPI() any {
 	failure := content(map[string]any{"type": "object", "properties": map[string]any{"detail": map[string]any{"type": "string"}}})
 	responses := map[string]any{"200": map[string]any{"description": "the outputs", "content": content(object(s.o.Info.Outputs))}}
 	for code, text := range map[string]string{
-		"400": "the inputs do not fit the model", "401": "the API key is missing or wrong", "413": "the body is too large", "429": "too many requests are waiting",
+		"400": "the inputs do not fit the model", "401": "the API key is missing or wrong", "408": "the body did not arrive in time", "413": "the body is too large", "429": "too many requests are waiting",
 		"500": "the run failed", "503": "the server is stopping", "504": "the run did not end within the time limit",
 	} {
 		responses[code] = map[string]any{"description": text, "content": failure}

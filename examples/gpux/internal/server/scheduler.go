@@ -20,6 +20,7 @@ import (
 var (
 	errBusy     = errors.New("too many requests are waiting")
 	errStopping = errors.New("the server is stopping")
+	errBodies   = errors.New("the bodies of all requests together are too large now")
 )
 
 // Model is what the server runs: *engine.Model.

@@ -3,6 +3,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"crypto/subtle"
@@ -12,7 +13,9 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -25,9 +28,10 @@ import (
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/tensor"
 )
 
-// Limits of a request.
+// Limits of requests.
 const (
 	maxBody     = 64 << 20
+	maxBodies   = 512 << 20 // of all bodies that are in memory at a time
 	readTimeout = time.Minute
 )
 
@@ -43,6 +47,10 @@ type Options struct {
 	Runtime string
 	// Key must be sent as bearer token with each inference request. Empty means none.
 	Key string
+	// ReadTimeout is the longest that a body may take to arrive; 0 means a minute.
+	ReadTimeout time.Duration
+	// MaxBodies bounds the bytes of all bodies in memory; 0 means 512 MiB.
+	MaxBodies int64
 }
 
 // Server answers requests for one model.
@@ -51,12 +59,14 @@ type Server struct {
 	scheduler *scheduler
 	metrics   *metrics
 	ready     atomic.Bool
+	bodies    budget
 	handler   http.Handler
 }
 
 // New returns a server that is ready. Close ends it.
 func New(o Options) *Server {
-	s := &Server{o: o}
+	o.ReadTimeout, o.MaxBodies = cmp.Or(o.ReadTimeout, readTimeout), cmp.Or(o.MaxBodies, maxBodies)
+	s := &Server{o: o, bodies: budget{limit: o.MaxBodies}}
 	s.metrics = newMetrics(func() float64 { return float64(len(s.scheduler.queue)) })
 	c := o.Config
 	s.scheduler = newScheduler(o.Model, o.Info, c.Serving.MaxWorkers, c.Serving.Queue, c.Serving.BatchSize, time.Duration(c.Runtime.Timeout), s.metrics)
@@ -84,8 +94,8 @@ func (s *Server) Close() { s.scheduler.close() }
 // connections, answers the requests that it has, for at most grace, and returns.
 func (s *Server) Serve(ctx context.Context, l net.Listener, grace time.Duration) error {
 	server := &http.Server{
-		Handler: s, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: readTimeout, IdleTimeout: 2 * time.Minute,
-		WriteTimeout: readTimeout + time.Duration(s.o.Config.Serving.Timeout) + time.Minute, MaxHeaderBytes: 1 << 16,
+		Handler: s, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: s.o.ReadTimeout, IdleTimeout: 2 * time.Minute,
+		WriteTimeout: s.o.ReadTimeout + time.Duration(s.o.Config.Serving.Timeout) + time.Minute, MaxHeaderBytes: 1 << 16,
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(l) }()
@@ -140,7 +150,7 @@ func status(err error) (int, string) {
 		return http.StatusBadRequest, err.Error()
 	case errors.Is(err, errBusy):
 		return http.StatusTooManyRequests, err.Error()
-	case errors.Is(err, errStopping):
+	case errors.Is(err, errStopping), errors.Is(err, errBodies):
 		return http.StatusServiceUnavailable, err.Error()
 	case errors.Is(err, engine.ErrTimeout), errors.Is(err, context.DeadlineExceeded):
 		return http.StatusGatewayTimeout, "the run did not end within the time limit"
@@ -150,16 +160,22 @@ func status(err error) (int, string) {
 }
 
 // inference wraps a route with the key, the limits, the time limit and the metrics.
-func (s *Server) inference(f func(w http.ResponseWriter, r *http.Request) error) http.HandlerFunc {
+func (s *Server) inference(f func(w http.ResponseWriter, r *http.Request, body []byte) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		began := time.Now()
 		code := http.StatusOK
 		var err error
 		if s.allowed(r) {
-			r.Body = http.MaxBytesReader(w, r.Body, maxBody)
-			ctx, cancel := context.WithTimeout(r.Context(), time.Duration(s.o.Config.Serving.Timeout))
-			err = f(w, r.WithContext(ctx))
-			cancel()
+			in := &counted{Reader: http.MaxBytesReader(w, r.Body, maxBody), budget: &s.bodies}
+			defer in.forget()
+			var body []byte
+			if body, err = io.ReadAll(in); err != nil {
+				err = read(err)
+			} else {
+				ctx, cancel := context.WithTimeout(r.Context(), time.Duration(s.o.Config.Serving.Timeout))
+				err = f(w, r.WithContext(ctx), body)
+				cancel()
+			}
 		} else {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 			err = &problem{http.StatusUnauthorized, "the API key is missing or wrong"}
@@ -204,11 +220,7 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 }
 
 // predict reads {"input": value, …} and answers {"output": value, …}.
-func (s *Server) predict(w http.ResponseWriter, r *http.Request) error {
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return read(err)
-	}
+func (s *Server) predict(w http.ResponseWriter, r *http.Request, body []byte) error {
 	values, err := Inputs(s.o.Info, body)
 	if err != nil {
 		return err
@@ -221,11 +233,45 @@ func (s *Server) predict(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// read says that the body could not be read. It keeps the error for a body that is too large.
+// budget is the memory for the bodies of all requests.
+type budget struct {
+	mutex       sync.Mutex
+	used, limit int64
+}
+
+// counted is a body that uses the budget until forget.
+type counted struct {
+	io.Reader
+	*budget
+	is int64
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.Reader.Read(p)
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	if c.used+int64(n) > c.limit {
+		c.used, c.is = c.used-c.is, 0 // at once, so that no other body fails for this one
+		return n, errBodies
+	}
+	c.used, c.is = c.used+int64(n), c.is+int64(n)
+	return n, err
+}
+
+func (c *counted) forget() {
+	c.mutex.Lock()
+	c.used -= c.is
+	c.mutex.Unlock()
+}
+
+// read says that the body could not be read. It keeps the errors of limits.
 func read(err error) error {
 	var large *http.MaxBytesError
-	if errors.As(err, &large) {
+	switch {
+	case errors.As(err, &large), errors.Is(err, errBodies):
 		return err
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		return &problem{http.StatusRequestTimeout, "the body did not arrive in time"}
 	}
 	return bad("the body could not be read: %v", err)
 }

@@ -4,7 +4,6 @@ package server
 
 import (
 	"encoding/json"
-	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -100,11 +99,7 @@ func (s *Server) metadata() any {
 }
 
 // infer is the route of the protocol.
-func (s *Server) infer(w http.ResponseWriter, r *http.Request) error {
-	body, err := io.ReadAll(r.Body)
-	if err != nil {
-		return read(err)
-	}
+func (s *Server) infer(w http.ResponseWriter, r *http.Request, body []byte) error {
 	header, rest := body, []byte(nil)
 	if text := r.Header.Get(headerLength); text != "" {
 		n, err := strconv.Atoi(text)

@@ -1,0 +1,565 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+
+	"github.com/gpuflight/gpuflight/internal/analysis"
+	"github.com/gpuflight/gpuflight/internal/version"
+)
+
+const mcpUsage = `gpuflight mcp is a server of the Model Context Protocol on standard input and output. Programs with
+language models use it to find out why a program was slow. It answers from the store of a Collector and
+from recordings, which a Collector with a temporary store loads. If the Collector requires a key, set
+GPUFLIGHT_KEY.
+
+Usage:
+  gpuflight mcp [flags] [FILE|FOLDER...]
+
+Example of a client's configuration:
+  {"mcpServers": {"gpuflight": {"command": "gpuflight", "args": ["mcp"]}}}
+
+Flags:
+`
+
+// Bounds of answers.
+const (
+	mcpLimit     = 10
+	mcpMaxLimit  = 50
+	mcpMaxText   = 300       // characters of a name or a stack
+	mcpMaxAnswer = 64 << 10  // bytes of an answer
+	mcpMaxRead   = 256 << 20 // bytes of an answer of the Collector
+	// mcpCiteTime bounds the search for the longest launches of an answer.
+	mcpCiteTime = 10 * time.Second
+)
+
+const mcpInstructions = `Data of GPU programs: what each device did, why it was idle, and what to change.
+Begin with list_sessions, or open_recording for a file of gpuflight trace, then call report.
+All times are nanoseconds. Members without _ns, such as start, from and to, are relative to base, which is Unix time.
+Answers cite operations and scopes by span id and start: pass both to the tool span for details.
+Gains are upper bounds and do not add up.`
+
+func runMCP(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	fs := flag.NewFlagSet("mcp", flag.ContinueOnError)
+	fs.SetOutput(io.Discard)
+	address := fs.String("url", "http://127.0.0.1:8686", "address of the Collector's query API")
+	args, err := parse(fs, args, mcpUsage, stdout)
+	if err != nil {
+		return err
+	}
+	if u, err := url.Parse(*address); err != nil || u.Host == "" {
+		return &usageError{fmt.Errorf("--url %q: write for example http://127.0.0.1:8686", *address)}
+	}
+	m := &mcpSource{ctx: ctx, api: queryAPI{*address}, stderr: stderr}
+	defer m.close()
+	for _, path := range args {
+		if _, err := m.load(path); err != nil {
+			return err
+		}
+	}
+	err = newMCPServer(m).Run(ctx, &mcp.StdioTransport{})
+	if ctx.Err() != nil || errors.Is(err, io.EOF) {
+		err = nil // the user or the client ended it
+	}
+	return err
+}
+
+// mcpSource has the sessions of a Collector, and of recordings once one has been opened.
+type mcpSource struct {
+	ctx    context.Context // of the server
+	api    queryAPI
+	stderr io.Writer
+
+	mu     sync.Mutex
+	viewer *viewer
+	dir    string
+}
+
+// load opens a recording and returns all sessions of recordings.
+func (m *mcpSource) load(path string) ([]storedSession, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, err := os.Stat(path); err != nil {
+		return nil, err
+	}
+	if m.viewer == nil {
+		program, err := findCollector()
+		if err != nil {
+			return nil, err
+		}
+		listen, err := freeAddress()
+		if err != nil {
+			return nil, err
+		}
+		dir, err := os.MkdirTemp("", "gpuflight-mcp-")
+		if err != nil {
+			return nil, err
+		}
+		v, err := startViewer(m.ctx, program, dir, listen)
+		if err != nil {
+			return nil, errors.Join(err, os.RemoveAll(dir))
+		}
+		m.viewer, m.dir = v, dir
+	}
+	return m.viewer.loadAll(m.ctx, []string{path}, m.stderr)
+}
+
+func (m *mcpSource) close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.viewer != nil {
+		_ = m.viewer.stop()     // the server ends anyway
+		_ = os.RemoveAll(m.dir) // best effort: the folder is temporary
+	}
+}
+
+// apis returns the APIs to search, that of recordings first.
+func (m *mcpSource) apis() []queryAPI {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.viewer != nil {
+		return []queryAPI{m.viewer.api, m.api}
+	}
+	return []queryAPI{m.api}
+}
+
+// sessions lists the sessions of all APIs. An API that does not answer is an error only if no other does.
+func (m *mcpSource) sessions(ctx context.Context, text string) ([]storedSession, error) {
+	var all []storedSession
+	var last error
+	answered := false
+	for _, api := range m.apis() {
+		list, err := api.sessions(ctx, text)
+		if err != nil {
+			last = err
+			continue
+		}
+		answered = true
+		all = append(all, list...)
+	}
+	if !answered {
+		return nil, fmt.Errorf("%w; or open a recording with open_recording", last)
+	}
+	return all, nil
+}
+
+// mcpSession is a session and its API.
+type mcpSession struct {
+	queryAPI
+	id string
+}
+
+func (m *mcpSource) find(ctx context.Context, id string) (*mcpSession, error) {
+	if id == "" {
+		return nil, errors.New("session is empty: use an id of list_sessions")
+	}
+	var last error
+	for _, api := range m.apis() {
+		s, err := api.find(ctx, id)
+		if err == nil {
+			return &mcpSession{api, s.ID}, nil
+		}
+		last = cmp.Or(last, err)
+	}
+	return nil, last
+}
+
+// get decodes the answer of the API below a session. Numbers stay exact.
+func (s *mcpSession) get(ctx context.Context, path string, query url.Values, answer any) error {
+	in, err := s.open(ctx, http.MethodGet, "/sessions/"+url.PathEscape(s.id)+path+"?"+query.Encode(), nil)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	d := json.NewDecoder(io.LimitReader(in, mcpMaxRead))
+	d.UseNumber()
+	return d.Decode(answer)
+}
+
+// Arguments of tools.
+type (
+	mcpSessionArg struct {
+		Session string `json:"session" jsonschema:"id of a session, or the beginning of it"`
+	}
+	mcpInterval struct {
+		mcpSessionArg
+		From  *int64 `json:"from,omitempty" jsonschema:"begin of the interval in nanoseconds since base; without it, the begin of the session"`
+		To    *int64 `json:"to,omitempty" jsonschema:"end of the interval in nanoseconds since base; without it, the end of the session"`
+		Limit int    `json:"limit,omitempty" jsonschema:"most rows of a list, 1 to 50; without it, 10"`
+	}
+	mcpListArgs struct {
+		Text  string `json:"text,omitempty" jsonschema:"part of the id, the service, the host or the run"`
+		Limit int    `json:"limit,omitempty" jsonschema:"most sessions, 1 to 50; without it, 10"`
+	}
+	mcpOpenArgs struct {
+		Path string `json:"path" jsonschema:"file or folder: OTLP of gpuflight trace --output, GPU Flight logs, or an exported session"`
+	}
+	mcpGapArgs struct {
+		mcpInterval
+		Cause string `json:"cause,omitempty" jsonschema:"only gaps with time of this cause, such as sync, host, launch, allocator, copy_call, queued"`
+	}
+	mcpKernelArgs struct {
+		mcpInterval
+		Group string `json:"group,omitempty" jsonschema:"name (without it) or shape: name with grid, block and registers"`
+		Text  string `json:"text,omitempty" jsonschema:"part of the name"`
+	}
+	mcpScopeArgs struct {
+		mcpSessionArg
+		Limit int `json:"limit,omitempty" jsonschema:"most scopes, 1 to 50; without it, 10"`
+	}
+	mcpSpanArgs struct {
+		mcpSessionArg
+		Span  string `json:"span" jsonschema:"16 hexadecimal digits"`
+		Start *int64 `json:"start,omitempty" jsonschema:"start of the span as another answer has it, which is faster"`
+	}
+)
+
+func (a *mcpInterval) query() url.Values {
+	q := url.Values{}
+	if a.From != nil {
+		q.Set("from", strconv.FormatInt(*a.From, 10))
+	}
+	if a.To != nil {
+		q.Set("to", strconv.FormatInt(*a.To, 10))
+	}
+	return q
+}
+
+func limitOf(n int) int {
+	if n <= 0 {
+		n = mcpLimit
+	}
+	return min(n, mcpMaxLimit)
+}
+
+func first[T any](list []T, n int) []T { return list[:min(len(list), n)] }
+
+// newMCPServer returns the server with its tools. Tools for comparisons and ranks belong here too.
+func newMCPServer(m *mcpSource) *mcp.Server {
+	s := mcp.NewServer(&mcp.Implementation{Name: "gpuflight", Version: version.String()}, &mcp.ServerOptions{Instructions: mcpInstructions})
+	addTool(s, "list_sessions", "Recorded runs of GPU programs, the newest first, with kernels and kernel time.", m.listSessions)
+	addTool(s, "open_recording", "Opens a recording, so that its sessions can be analysed. Answers with the sessions of all opened recordings.", m.openRecording)
+	addTool(s, "report", "Why a session was slow: busy and idle time of each device by cause, what limits it, steps with outliers, advice with the most it can save, and the kernels with the most time.", m.report)
+	addTool(s, "steps", "The slow steps (outliers with their reason) and the longest steps of a session, with their parts.", m.steps)
+	addTool(s, "idle_gaps", "The longest intervals in which a device did nothing, each with its causes, the operations around it, the call and the scope.", m.idleGaps)
+	addTool(s, "kernels", "Sums of kernels by name or shape, the most time first, each with its longest launch.", m.kernels)
+	addTool(s, "scopes", "Scopes by path with their wall time and the device time of work launched in them and below, each with its longest instance.", m.scopes)
+	addTool(s, "span", "All that is known of one operation or scope: times, attributes, parents, neighbours on its stream, host stack.", m.span)
+	return s
+}
+
+// addTool adds a tool that reads only. Its answers are shortened and bounded.
+func addTool[In any](s *mcp.Server, name, description string, f func(context.Context, *In) (any, error)) {
+	closed := false
+	tool := &mcp.Tool{Name: name, Description: description, Annotations: &mcp.ToolAnnotations{ReadOnlyHint: true, IdempotentHint: true, OpenWorldHint: &closed}}
+	mcp.AddTool(s, tool, func(ctx context.Context, _ *mcp.CallToolRequest, in In) (*mcp.CallToolResult, any, error) {
+		answer, err := f(ctx, &in)
+		if err != nil {
+			return nil, nil, err
+		}
+		out, err := bounded(answer)
+		return nil, out, err
+	})
+}
+
+// bounded returns an answer as JSON whose texts are short.
+func bounded(answer any) (json.RawMessage, error) {
+	text, err := json.Marshal(answer)
+	if err != nil {
+		return nil, err
+	}
+	d := json.NewDecoder(bytes.NewReader(text))
+	d.UseNumber()
+	var tree any
+	if err := d.Decode(&tree); err != nil {
+		return nil, err
+	}
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false) // names of C++ are full of < and >
+	if err := e.Encode(shortTexts(tree)); err != nil {
+		return nil, err
+	}
+	if b.Len() > mcpMaxAnswer {
+		return nil, fmt.Errorf("the answer has %d bytes, more than %d: use a smaller limit", b.Len(), mcpMaxAnswer)
+	}
+	return b.Bytes(), nil
+}
+
+func shortTexts(x any) any {
+	switch v := x.(type) {
+	case string:
+		if r := []rune(v); len(r) > mcpMaxText {
+			return string(r[:mcpMaxText-1]) + "…"
+		}
+	case []any:
+		for i := range v {
+			v[i] = shortTexts(v[i])
+		}
+	case map[string]any:
+		for k := range v {
+			v[k] = shortTexts(v[k])
+		}
+	}
+	return x
+}
+
+type object = map[string]any
+
+func sessionList(list []storedSession, limit int) any {
+	rows := []object{}
+	for _, s := range first(list, limitOf(limit)) {
+		rows = append(rows, object{
+			"id": s.ID, "service": s.Service, "host": s.Host, "start_unix_ns": strconv.FormatInt(s.Start, 10), "duration_ns": s.DurationNs,
+			"operations": s.Operations, "kernel_ns": s.KernelNs, "live": s.Live,
+		})
+	}
+	return object{"sessions": rows, "more": len(list) - len(rows)}
+}
+
+func (m *mcpSource) listSessions(ctx context.Context, a *mcpListArgs) (any, error) {
+	list, err := m.sessions(ctx, a.Text)
+	if err != nil {
+		return nil, err
+	}
+	return sessionList(list, a.Limit), nil
+}
+
+func (m *mcpSource) openRecording(_ context.Context, a *mcpOpenArgs) (any, error) {
+	list, err := m.load(a.Path)
+	if err != nil {
+		return nil, err
+	}
+	return sessionList(list, mcpMaxLimit), nil
+}
+
+func (m *mcpSource) analyse(ctx context.Context, a *mcpInterval) (*mcpSession, *analysis.Answer, error) {
+	s, err := m.find(ctx, a.Session)
+	if err != nil {
+		return nil, nil, err
+	}
+	answer := &analysis.Answer{}
+	return s, answer, s.get(ctx, "/analysis", a.query(), answer)
+}
+
+func (m *mcpSource) report(ctx context.Context, a *mcpInterval) (any, error) {
+	s, answer, err := m.analyse(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	n := limitOf(a.Limit)
+	for i := range answer.Devices {
+		d := &answer.Devices[i]
+		d.Gaps, d.HostScopes, d.SyncCalls = first(d.Gaps, 3), first(d.HostScopes, 5), first(d.SyncCalls, 5)
+	}
+	answer.Steps.Longest, answer.Steps.Outliers = first(answer.Steps.Longest, 3), first(answer.Steps.Outliers, n)
+	kernels, err := s.kernels(ctx, "name", "", n, a.query())
+	if err != nil {
+		return nil, err
+	}
+	return object{"session": s.id, "analysis": answer, "kernels": kernels}, nil
+}
+
+func (m *mcpSource) steps(ctx context.Context, a *mcpInterval) (any, error) {
+	s, answer, err := m.analyse(ctx, a)
+	if err != nil {
+		return nil, err
+	}
+	n := limitOf(a.Limit)
+	answer.Steps.Longest, answer.Steps.Outliers = first(answer.Steps.Longest, n), first(answer.Steps.Outliers, n)
+	return object{"session": s.id, "base": strconv.FormatInt(answer.Base, 10), "complete": answer.Complete, "steps": answer.Steps}, nil
+}
+
+func (m *mcpSource) idleGaps(ctx context.Context, a *mcpGapArgs) (any, error) {
+	var cause analysis.Cause
+	if a.Cause != "" {
+		if err := cause.UnmarshalText([]byte(a.Cause)); err != nil {
+			return nil, err
+		}
+	}
+	s, answer, err := m.analyse(ctx, &a.mcpInterval)
+	if err != nil {
+		return nil, err
+	}
+	devices := []object{}
+	for i := range answer.Devices {
+		d := &answer.Devices[i]
+		gaps := d.Gaps
+		if a.Cause != "" {
+			gaps = slices.DeleteFunc(gaps, func(g analysis.AnswerGap) bool { return g.Idle[cause] == 0 })
+			slices.SortStableFunc(gaps, func(x, y analysis.AnswerGap) int { return cmp.Compare(y.Idle[cause], x.Idle[cause]) })
+		}
+		devices = append(devices, object{"id": d.ID, "index": d.Index, "idle_ns": d.Whole.IdleNs, "idle_by_cause_ns": d.Whole.Idle, "gaps": first(gaps, limitOf(a.Limit))})
+	}
+	return object{"session": s.id, "base": strconv.FormatInt(answer.Base, 10), "complete": answer.Complete, "causes": answer.Causes, "devices": devices}, nil
+}
+
+func (m *mcpSource) kernels(ctx context.Context, a *mcpKernelArgs) (any, error) {
+	s, err := m.find(ctx, a.Session)
+	if err != nil {
+		return nil, err
+	}
+	group := cmp.Or(a.Group, "name")
+	if group != "name" && group != "shape" {
+		return nil, fmt.Errorf("group %q: use name or shape", group)
+	}
+	return s.kernels(ctx, group, a.Text, limitOf(a.Limit), a.query())
+}
+
+// kernels returns groups of kernels with their longest launches.
+func (s *mcpSession) kernels(ctx context.Context, group, text string, limit int, interval url.Values) (any, error) {
+	q := cloneValues(interval)
+	q.Set("group", group)
+	q.Set("limit", strconv.Itoa(limit))
+	if text != "" {
+		q.Set("q", text)
+	}
+	var answer struct {
+		Base   string   `json:"base"`
+		Total  object   `json:"total"`
+		Groups []object `json:"groups"`
+	}
+	if err := s.get(ctx, "/kernels", q, &answer); err != nil {
+		return nil, err
+	}
+	deadline := time.Now().Add(mcpCiteTime)
+	for _, g := range answer.Groups {
+		q := cloneValues(interval)
+		q.Set("operation", "kernel")
+		q.Set("sort", "duration")
+		q.Set("limit", "1")
+		if name, ok := g["name"].(string); ok {
+			q.Set("name", name)
+		}
+		if id, ok := g["id"].(json.Number); ok {
+			q.Set("shape", id.String())
+		}
+		var page struct {
+			Operations []struct {
+				Span       string `json:"span"`
+				Start      int64  `json:"start"`
+				DurationNs int64  `json:"duration_ns"`
+			} `json:"operations"`
+		}
+		if time.Now().After(deadline) {
+			break
+		}
+		if err := s.get(ctx, "/operations", q, &page); err != nil {
+			return nil, err
+		}
+		if len(page.Operations) > 0 {
+			g["longest"] = page.Operations[0]
+		}
+	}
+	return answer, nil
+}
+
+func cloneValues(q url.Values) url.Values {
+	c := url.Values{}
+	for k, v := range q {
+		c[k] = slices.Clone(v)
+	}
+	return c
+}
+
+// mcpScope is a node of the tree of scopes.
+type mcpScope struct {
+	Path      uint32   `json:"path"`
+	Parent    uint32   `json:"parent"`
+	Name      string   `json:"name"`
+	Names     []string `json:"names"`
+	Instances int64    `json:"instances"`
+	WallNs    int64    `json:"wall_ns"`
+	P50Ns     int64    `json:"p50_ns"`
+	P99Ns     int64    `json:"p99_ns"`
+	Self      mcpSums  `json:"self"`
+	Total     mcpSums  `json:"total"`
+	Longest   object   `json:"longest,omitempty"`
+}
+
+type mcpSums struct {
+	Kernels  int64 `json:"kernels"`
+	KernelNs int64 `json:"kernel_ns"`
+	Copies   int64 `json:"copies"`
+	CopyNs   int64 `json:"copy_ns"`
+}
+
+func (m *mcpSource) scopes(ctx context.Context, a *mcpScopeArgs) (any, error) {
+	s, err := m.find(ctx, a.Session)
+	if err != nil {
+		return nil, err
+	}
+	var answer struct{ Nodes []mcpScope }
+	if err := s.get(ctx, "/scopes", url.Values{}, &answer); err != nil {
+		return nil, err
+	}
+	nodes := answer.Nodes
+	names := map[uint32][]string{}
+	for i := range nodes {
+		n := &nodes[i]
+		if i > 0 { // the root has no name
+			n.Names = append(slices.Clone(names[n.Parent]), n.Name)
+		}
+		names[n.Path] = n.Names
+	}
+	nodes = slices.DeleteFunc(nodes, func(n mcpScope) bool { return len(n.Names) == 0 })
+	slices.SortStableFunc(nodes, func(a, b mcpScope) int {
+		return cmp.Or(cmp.Compare(b.Total.KernelNs+b.Total.CopyNs, a.Total.KernelNs+a.Total.CopyNs), cmp.Compare(b.WallNs, a.WallNs))
+	})
+	shown := first(nodes, limitOf(a.Limit))
+	var base string
+	deadline := time.Now().Add(mcpCiteTime)
+	for i := range shown {
+		if time.Now().After(deadline) {
+			break
+		}
+		var page struct {
+			Base      string
+			Instances []object
+		}
+		path := fmt.Sprintf("/scopes/%d/instances", shown[i].Path)
+		if err := s.get(ctx, path, url.Values{"sort": {"wall"}, "limit": {"1"}}, &page); err != nil {
+			return nil, err
+		}
+		base = page.Base
+		if len(page.Instances) > 0 {
+			shown[i].Longest = page.Instances[0]
+		}
+	}
+	return object{"session": s.id, "base": base, "scopes": shown, "more": len(nodes) - len(shown)}, nil
+}
+
+func (m *mcpSource) span(ctx context.Context, a *mcpSpanArgs) (any, error) {
+	s, err := m.find(ctx, a.Session)
+	if err != nil {
+		return nil, err
+	}
+	if id, err := strconv.ParseUint(a.Span, 16, 64); err != nil || len(a.Span) != 16 || id == 0 {
+		return nil, fmt.Errorf("span %q: use the 16 hexadecimal digits of a span id", a.Span)
+	}
+	q := url.Values{}
+	if a.Start != nil {
+		q.Set("at", strconv.FormatInt(*a.Start, 10))
+	}
+	var answer object
+	err = s.get(ctx, "/spans/"+strings.ToLower(a.Span), q, &answer)
+	return answer, err
+}

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package mcp_test calls the tools of `gpuflight mcp` with the client of the protocol's SDK, on recordings
+// and on a running Collector.
+package mcp_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/modelcontextprotocol/go-sdk/mcp"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
+)
+
+var (
+	collector = process.Binary{Env: "GPUFLIGHT_COLLECTOR", Path: "bin/otelcol-gpuflight", Make: "make build"}
+	cli       = process.Binary{Env: "GPUFLIGHT_CLI", Path: "bin/gpuflight", Make: "make build"}
+)
+
+// maxAnswer is the documented size of an answer.
+const maxAnswer = 64 << 10
+
+type client struct {
+	*mcp.ClientSession
+	t *testing.T
+}
+
+// connect starts gpuflight mcp with arguments.
+func connect(t *testing.T, args ...string) *client {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	t.Cleanup(cancel)
+	cmd := exec.Command(cli.Find(t), append([]string{"mcp"}, args...)...)
+	cmd.Stderr = t.Output()
+	s, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, nil).Connect(ctx, &mcp.CommandTransport{Command: cmd}, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, s.Close()) })
+	return &client{s, t}
+}
+
+// call returns the text of an answer, and whether it is an error.
+func (c *client) call(tool string, args map[string]any) (text string, failed bool) {
+	c.t.Helper()
+	r, err := c.CallTool(c.t.Context(), &mcp.CallToolParams{Name: tool, Arguments: args})
+	require.NoError(c.t, err)
+	require.Len(c.t, r.Content, 1)
+	text = r.Content[0].(*mcp.TextContent).Text
+	assert.LessOrEqual(c.t, len(text), maxAnswer)
+	return text, r.IsError
+}
+
+func (c *client) get(tool string, args map[string]any, answer any) {
+	c.t.Helper()
+	text, failed := c.call(tool, args)
+	require.False(c.t, failed, text)
+	require.NoError(c.t, json.Unmarshal([]byte(text), answer), text)
+}
+
+type ref struct {
+	Span  string
+	Start int64
+	Name  string
+}
+
+// cited checks that the tool span finds a span that an answer cites.
+func (c *client) cited(session string, r ref) {
+	c.t.Helper()
+	require.Len(c.t, r.Span, 16)
+	var answer struct{ Operation, Span *ref }
+	c.get("span", map[string]any{"session": session, "span": r.Span, "start": r.Start}, &answer)
+	found := answer.Operation
+	if found == nil {
+		found = answer.Span
+	}
+	require.NotNil(c.t, found)
+	assert.Equal(c.t, r.Span, found.Span)
+	assert.Equal(c.t, r.Start, found.Start)
+}
+
+type sessions struct {
+	Sessions []struct {
+		ID, Service string
+		Operations  map[string]int64
+	}
+	More int
+}
+
+// setUp makes the Collector available to gpuflight, which looks beside its own file and on PATH.
+func setUp(t *testing.T) (recording string) {
+	bin := t.TempDir()
+	require.NoError(t, os.Symlink(collector.Find(t), filepath.Join(bin, "otelcol-gpuflight")))
+	t.Setenv("PATH", bin+string(os.PathListSeparator)+os.Getenv("PATH"))
+	return filepath.Join(process.Root(t), "test", "gpu", "causes", "recordings", "item.otlp.jsonl.gz")
+}
+
+func TestMCP_Recording(t *testing.T) {
+	recording := setUp(t)
+	c := connect(t, "--url", "http://"+process.FreePort(t))
+
+	tools, err := c.ListTools(t.Context(), nil)
+	require.NoError(t, err)
+	var names []string
+	for _, tool := range tools.Tools {
+		names = append(names, tool.Name)
+		assert.NotEmpty(t, tool.Description, tool.Name)
+		assert.True(t, tool.Annotations.ReadOnlyHint, tool.Name)
+	}
+	for _, name := range []string{"list_sessions", "open_recording", "report", "steps", "idle_gaps", "kernels", "scopes", "span"} {
+		assert.Contains(t, names, name)
+	}
+
+	text, failed := c.call("list_sessions", nil)
+	assert.True(t, failed)
+	assert.Contains(t, text, "no Collector answers at")
+	text, failed = c.call("open_recording", map[string]any{"path": recording + ".absent"})
+	assert.True(t, failed)
+	assert.Contains(t, text, "no such file")
+
+	var opened sessions
+	c.get("open_recording", map[string]any{"path": recording}, &opened)
+	require.Len(t, opened.Sessions, 1)
+	assert.Equal(t, "item", opened.Sessions[0].Service)
+	checkTools(t, c, opened.Sessions[0].ID)
+}
+
+func TestMCP_Collector(t *testing.T) {
+	recording := setUp(t)
+	address := process.FreePort(t)
+	view := process.Start(t, cli.Find(t), "view", "--listen", address, recording)
+	view.WaitOutput("Open the UI", 2*time.Minute)
+	c := connect(t, "--url", "http://"+address)
+	var list sessions
+	c.get("list_sessions", map[string]any{"text": "ITEM"}, &list)
+	require.Len(t, list.Sessions, 1)
+	checkTools(t, c, list.Sessions[0].ID)
+}
+
+// checkTools checks the answers about the recording item, whose cause is known.
+func checkTools(t *testing.T, c *client, session string) {
+	id := session[:8]
+	var report struct {
+		Session  string
+		Analysis struct {
+			Operations int64
+			Devices    []struct {
+				Bound string
+				Gaps  []any
+			}
+			Steps    struct{ Count int64 }
+			Findings []struct {
+				Kind     string
+				Evidence []ref
+			}
+		}
+		Kernels struct {
+			Groups []struct {
+				Name    string
+				Count   int64
+				SumNs   int64 `json:"sum_ns"`
+				Longest ref
+			}
+		}
+	}
+	c.get("report", map[string]any{"session": id, "limit": 2}, &report)
+	assert.Equal(t, session, report.Session)
+	assert.Equal(t, int64(1297), report.Analysis.Operations)
+	assert.Equal(t, int64(50), report.Analysis.Steps.Count)
+	require.Len(t, report.Analysis.Devices, 1)
+	assert.Equal(t, "host", report.Analysis.Devices[0].Bound)
+	assert.LessOrEqual(t, len(report.Analysis.Devices[0].Gaps), 3)
+	require.NotEmpty(t, report.Analysis.Findings)
+	assert.Equal(t, "sync", report.Analysis.Findings[0].Kind)
+	require.NotEmpty(t, report.Analysis.Findings[0].Evidence)
+	c.cited(session, report.Analysis.Findings[0].Evidence[0])
+	require.Len(t, report.Kernels.Groups, 2)
+	assert.Equal(t, int64(440), report.Kernels.Groups[0].Count)
+	c.cited(session, report.Kernels.Groups[0].Longest)
+
+	var shapes struct {
+		Groups []struct {
+			Shape   struct{ Grid []int64 }
+			Longest ref
+		}
+	}
+	c.get("kernels", map[string]any{"session": id, "group": "shape", "text": "NVJET"}, &shapes)
+	require.Len(t, shapes.Groups, 1)
+	assert.Equal(t, []int64{2, 66, 1}, shapes.Groups[0].Shape.Grid)
+	c.cited(session, shapes.Groups[0].Longest)
+
+	var steps struct {
+		Steps struct{ Longest []struct{ First ref } }
+	}
+	c.get("steps", map[string]any{"session": id, "limit": 4}, &steps)
+	require.Len(t, steps.Steps.Longest, 4)
+	c.cited(session, steps.Steps.Longest[0].First)
+
+	var idle struct {
+		Devices []struct {
+			Gaps []struct {
+				Idle  map[string]int64 `json:"idle_by_cause_ns"`
+				After ref
+			}
+		}
+	}
+	c.get("idle_gaps", map[string]any{"session": id, "cause": "sync", "limit": 5}, &idle)
+	require.Len(t, idle.Devices, 1)
+	require.Len(t, idle.Devices[0].Gaps, 5)
+	assert.True(t, slices.IsSortedFunc(idle.Devices[0].Gaps, func(a, b struct {
+		Idle  map[string]int64 `json:"idle_by_cause_ns"`
+		After ref
+	}) int {
+		return int(b.Idle["sync"] - a.Idle["sync"])
+	}))
+	c.cited(session, idle.Devices[0].Gaps[0].After)
+
+	var scopes struct {
+		Scopes []struct {
+			Names   []string
+			Total   struct{ Kernels int64 }
+			Longest ref
+		}
+	}
+	c.get("scopes", map[string]any{"session": id, "limit": 3}, &scopes)
+	require.Len(t, scopes.Scopes, 3)
+	assert.Equal(t, int64(9), scopes.Scopes[0].Total.Kernels)
+	assert.True(t, strings.HasPrefix(scopes.Scopes[0].Names[0], "step "))
+	c.cited(session, scopes.Scopes[0].Longest)
+
+	for tool, args := range map[string]map[string]any{
+		"report":    {"session": "absent"},
+		"span":      {"session": id, "span": "12"},
+		"idle_gaps": {"session": id, "cause": "weather"},
+		"kernels":   {"session": id, "group": "lane"},
+		"steps":     {"session": ""},
+	} {
+		text, failed := c.call(tool, args)
+		assert.True(t, failed, "%s: %s", tool, text)
+	}
+}
