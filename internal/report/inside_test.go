@@ -223,8 +223,8 @@ func TestEstimatedTimesAreSaid(t *testing.T) {
 	var out bytes.Buffer
 	require.NoError(t, totals.Write(&out, 0, 0))
 	assert.Contains(t, out.String(), "2 kernels, copies and other work of the device have times that are estimated, not measured\n"+
-		"1 scopes that took longer than they would have, since a deep window was open\n"+
-		"2 sessions were recorded in time slices, to keep an overhead budget: times and calls are those of the slices\n")
+		"1 scopes took longer than usual, because a deep window was open\n"+
+		"2 sessions were recorded in time slices, to keep an overhead budget: times and calls are those of\nthe slices\n")
 }
 
 func TestContradictoryCountersAreSaid(t *testing.T) {
