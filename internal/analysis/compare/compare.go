@@ -47,7 +47,7 @@ const (
 // Comparison is what changed from A to B. All times are nanoseconds.
 //
 // The probability that it finds any false difference is at most Level, if the assumption of [Test]
-// holds: half of it is for the time of a step, half for all other tests, which share it by Holm's method.
+// holds. Half of it is for the time of a step. All other tests share the other half by Holm's method.
 type Comparison struct {
 	A Summary `json:"a"`
 	B Summary `json:"b"`

@@ -4,9 +4,11 @@ package compare
 
 import "math"
 
-// studentTail returns the probability that the absolute value of a variable with Student's distribution with
-// nu degrees of freedom is at least t: the regularised incomplete beta function I(nu/(nu+t²); nu/2, 1/2)
-// (Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.1 and 26.5.27).
+// studentTail returns the probability that the absolute value of a variable with Student's distribution is
+// at least t, for nu degrees of freedom. It is the regularised incomplete beta function
+// I(nu/(nu+t²); nu/2, 1/2).
+//
+// Source: Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.1 and 26.5.27.
 func studentTail(t, nu float64) float64 {
 	return incompleteBeta(nu/(nu+t*t), nu/2, 0.5)
 }

@@ -22,26 +22,31 @@ const (
 // Test is a comparison of consecutive values of two sessions, such as the times of steps.
 //
 // Consecutive values are not independent, because clocks and caches drift. So the test uses blocks of
-// L = max(floor(sqrt(n)), ceil(n/20)) values, where n is the number of values of the shorter session
-// (batch means with the batch size of Flegal and Jones, "Batch means and spectral variance estimators in
-// Markov chain Monte Carlo", Annals of Statistics 38, 2010). Both sessions have at most 20 blocks of this
-// length, evenly spaced, so that blocks of sessions of different length have the same distribution. Each
-// block counts once, with its median, so that single slow steps do not matter.
+// L = max(floor(sqrt(n)), ceil(n/20)) values [1], where n is the number of values of the shorter session.
+// Each block counts once, with its median. So single slow steps do not matter. Both sessions have at most
+// 20 blocks of this length, evenly spaced. So blocks have the same distribution, whatever the lengths of
+// the sessions.
 //
-// The test is that of Welch ("The generalization of 'Student's' problem when several different population
-// variances are involved", Biometrika 34, 1947) for the k medians of each session:
+// The test is that of Welch [2] for the k medians of each session:
 //
 //	t = (meanB - meanA) / sqrt(f·varA/kA + f·varB/kB)
 //
-// with f = (1 + r) / (1 - r) for what dependence remains between blocks: the variance of the mean of a
-// first-order autoregressive process grows by f (Bayley and Hammersley, "The 'effective' number of
-// independent observations in an autocorrelated time series", Supplement to the Journal of the Royal
-// Statistical Society 8, 1946). r is at least 0, and 1 - V/2 for the ratio V of both sessions together
-// (see neumann). A rank test would need no distribution, but with less than ten blocks it finds no
-// difference, however large.
+// with f = (1 + r) / (1 - r) for what dependence remains between blocks. The variance of the mean of a
+// first-order autoregressive process grows by f [3]. r is at least 0, and 1 - V/2 for the ratio V of both
+// sessions together (see neumann). A rank test would need no distribution. But with less than ten blocks
+// it finds no difference, however large.
 //
 // The assumption is that medians of blocks are about normal, and that f covers their dependence. A
-// session of which the clock changes once has no second sample of such changes, so no test can cover that.
+// session of which the clock changes once has no second sample of such changes. No test can cover that.
+//
+// Sources:
+//
+//	[1] Flegal and Jones, "Batch means and spectral variance estimators in Markov chain Monte Carlo",
+//	    Annals of Statistics 38, 2010
+//	[2] Welch, "The generalization of 'Student's' problem when several different population variances
+//	    are involved", Biometrika 34, 1947
+//	[3] Bayley and Hammersley, "The 'effective' number of independent observations in an autocorrelated
+//	    time series", Supplement to the Journal of the Royal Statistical Society 8, 1946
 type Test struct {
 	// A and B are the means of the medians of blocks, BlocksA and BlocksB the numbers of blocks.
 	A       float64 `json:"a"`
@@ -176,10 +181,12 @@ func inflation(r float64) float64 {
 	return (1 + r) / (1 - r)
 }
 
-// neumann returns the rank version of von Neumann's ratio of both sessions: the sum of squared differences
-// of successive ranks over the sum of squared distances from their mean (Bartels, "The rank version of von
-// Neumann's ratio test for randomness", Journal of the American Statistical Association 77, 1982). It is
-// about 2 - 2r for values with a serial correlation of r. It is 2 if all values of a session are equal.
+// neumann returns the rank version of von Neumann's ratio of both sessions. It is the sum of squared
+// differences of successive ranks over the sum of squared distances from their mean. It is about 2 - 2r
+// for values with a serial correlation of r, and 2 if all values of a session are equal.
+//
+// Source: Bartels, "The rank version of von Neumann's ratio test for randomness", Journal of the American
+// Statistical Association 77, 1982.
 func neumann(sessions ...[]float64) float64 {
 	var successive, square float64
 	for _, v := range sessions {
@@ -221,10 +228,12 @@ func ranksOf(v []float64) []float64 {
 }
 
 // holm adjusts the probabilities of tests so that the probability of any false difference is at most
-// share × [Level] (Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal
-// of Statistics 6, 1979). It needs no assumption on how the tests depend on each other, and those of a
-// kernel, its scope and its step do. A limit on the share of false differences, as that of Benjamini and
-// Hochberg, would let some of the many rows be wrong in most comparisons.
+// share × [Level]. It needs no assumption on how the tests depend on each other, and those of a kernel,
+// its scope and its step do. Benjamini and Hochberg limit the share of false differences instead. Then
+// some of the many rows would be wrong in most comparisons.
+//
+// Source: Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of
+// Statistics 6, 1979.
 func holm(tests []*Test, share float64) {
 	tests = slices.Clone(tests)
 	slices.SortStableFunc(tests, func(a, b *Test) int { return cmp.Compare(a.P, b.P) })

@@ -648,7 +648,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * What changed from session a to session b, with tests; docs/compare.md defines the terms
+         * What changed from session a to session b, with tests; docs/internals/comparisons.md defines the terms
          * @description Both sessions are read for at most 10 s each. `complete` is false if this was too short: the answer is then of the part that was read. Two analyses run at a time, and further ones get 429.
          */
         get: operations["compareSessions"];
