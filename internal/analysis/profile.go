@@ -83,30 +83,38 @@ func (s *Series) Coarser() Series {
 	return c
 }
 
-// NewProfile reads a session as [Run] does. A session without operations gives a profile without
+// NewProfile reads all operations of a session, also those whose results a store keeps. A session without operations gives a profile without
 // steps and groups.
 func NewProfile(ctx context.Context, src Source, o Options) (*Profile, error) {
-	p := &profiler{devices: map[*device]*deviceProfile{}}
-	a, result, err := analyse(ctx, src, o, p)
+	o.profile = &profiler{devices: map[*device]*deviceProfile{}}
+	result, err := Run(ctx, src, o)
 	if err != nil {
 		return nil, err
 	}
 	out := &Profile{Result: result}
-	if a == nil {
-		return out, nil
-	}
-	if most := a.busiest(); most != nil {
-		p.of(most).finish(out, most)
-	}
-	p.scopeCalls(out, a.scopes)
+	o.profile.finish(out)
 	return out, nil
 }
 
 // profiler collects the groups of all devices, because the one with the most kernel time is known only
 // at the end.
 type profiler struct {
+	a       *analysis // nil if the interval is empty
 	devices map[*device]*deviceProfile
-	paths   *scopePaths
+	paths   *pathTree
+}
+
+// begin is called when the scopes of the analysis are known.
+func (p *profiler) begin(a *analysis) { p.a, p.paths = a, newPathTree(a.scopes) }
+
+func (p *profiler) finish(out *Profile) {
+	if p.a == nil {
+		return
+	}
+	if most := p.a.busiest(); most != nil {
+		p.of(most).finish(out, most)
+	}
+	p.scopeCalls(out, p.a.scopes)
 }
 
 type deviceProfile struct {
@@ -155,7 +163,7 @@ func (x *deviceProfile) group(kind int, key string, create func() *Group) *Group
 // add adds an operation of a device that has been added to its steps.
 func (p *profiler) add(d *device, row *store.OpRow, w *work) {
 	x := p.of(d)
-	step := d.steps.index()
+	step := d.step()
 	ns := w.end - w.start
 	if row.ShapeRef.Operation == store.OpKernel {
 		if step >= 0 {
@@ -206,14 +214,22 @@ func (p *profiler) add(d *device, row *store.OpRow, w *work) {
 	}
 }
 
+// step returns the index of the open step, -1 if there is none or too many came before it.
+func (d *device) step() int {
+	if d.steps.open == nil || len(d.list.list) >= maxSteps {
+		return -1
+	}
+	return len(d.list.list)
+}
+
 // finish moves the groups to the profile.
 func (x *deviceProfile) finish(out *Profile, d *device) {
-	steps := d.steps.found()
+	steps := d.list.found()
 	out.KernelNs = x.outsideNs + x.stepNs
 	if steps {
 		out.KernelNs = x.stepNs
-		for i := range d.steps.list {
-			out.Steps = append(out.Steps, d.steps.list[i].StepValues)
+		for i := range d.list.list {
+			out.Steps = append(out.Steps, d.list.list[i].StepValues)
 		}
 	}
 	for k, g := range x.groups {
@@ -272,23 +288,23 @@ func (p *profiler) scopeCalls(out *Profile, scopes []Scope) {
 	}
 }
 
-// scopePaths has the paths of scopes. Path 0 is outside of all.
-type scopePaths struct {
-	all   []scopePath
-	ids   map[scopePath]int32
+// pathTree has the paths of scopes. Path 0 is outside of all.
+type pathTree struct {
+	all   []pathNode
+	ids   map[pathNode]int32
 	spans map[store.SpanID]int32
 	texts map[string]int32 // of Place.ScopePath
 }
 
-type scopePath struct {
+type pathNode struct {
 	parent int32
 	name   string
 }
 
 const maxPaths = 100_000
 
-func newScopePaths(scopes []Scope) *scopePaths {
-	p := &scopePaths{all: make([]scopePath, 1), ids: map[scopePath]int32{}, spans: map[store.SpanID]int32{}, texts: map[string]int32{}}
+func newPathTree(scopes []Scope) *pathTree {
+	p := &pathTree{all: make([]pathNode, 1), ids: map[pathNode]int32{}, spans: map[store.SpanID]int32{}, texts: map[string]int32{}}
 	byID := make(map[store.SpanID]*Scope, len(scopes))
 	for i := range scopes {
 		if _, ok := byID[scopes[i].Span]; !ok {
@@ -318,8 +334,8 @@ func newScopePaths(scopes []Scope) *scopePaths {
 }
 
 // child returns the path below another one, or the other one if there are too many.
-func (p *scopePaths) child(parent int32, name string) int32 {
-	k := scopePath{parent, name}
+func (p *pathTree) child(parent int32, name string) int32 {
+	k := pathNode{parent, name}
 	id, ok := p.ids[k]
 	if !ok {
 		if len(p.all) >= maxPaths {
@@ -334,7 +350,7 @@ func (p *scopePaths) child(parent int32, name string) int32 {
 
 // of returns the path of an operation by the rules of [store.Reader], without numbers at the ends of
 // names.
-func (p *scopePaths) of(place *store.Place) int32 {
+func (p *pathTree) of(place *store.Place) int32 {
 	if place.ScopePath != "" {
 		id, ok := p.texts[place.ScopePath]
 		if !ok {
@@ -357,7 +373,7 @@ func (p *scopePaths) of(place *store.Place) int32 {
 	return 0
 }
 
-func (p *scopePaths) names(id int32) (names []string) {
+func (p *pathTree) names(id int32) (names []string) {
 	for ; id != 0; id = p.all[id].parent {
 		names = append(names, p.all[id].name)
 	}
