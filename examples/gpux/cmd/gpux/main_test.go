@@ -58,6 +58,7 @@ func TestBuild(t *testing.T) {
 	code, out, stderr := gpux(t, "", "build", "--provider", "cpu")
 	require.Equal(t, 0, code, stderr)
 	assert.Contains(t, out, "image  float32  [batch × 1 × 8 × 8]")
+	assert.Regexp(t, `Accepts +image, tensors\n`, out)
 	assert.Contains(t, out, "Provider  cpu (the processor), ONNX Runtime")
 	var info struct {
 		Name    string
