@@ -1295,6 +1295,8 @@ export interface components {
             scope: string;
             /** @description Host stack of the launch, empty if unknown */
             stack: string;
+            /** @description Host stack that most samples found before the launch, empty if unknown */
+            delay_stack: string;
         };
         AnalysedDevice: {
             id: string;
@@ -1314,6 +1316,8 @@ export interface components {
             kernel_ns: components["schemas"]["Ns"];
             pageable_copy_ns: components["schemas"]["Ns"];
             host_by_scope: components["schemas"]["NameSum"][];
+            /** @description By the innermost frame of the program's own code */
+            host_by_line: components["schemas"]["NameSum"][];
             sync_by_call: components["schemas"]["NameSum"][];
             /** @description Examples of each cause, the longest first */
             gaps: components["schemas"]["AnalysedGap"][];
