@@ -202,7 +202,7 @@ export function Compare() {
                       <td className={ui.right}>{link(search.b, r.b, "rows", count(r.b?.count ?? 0))}</td>
                       <td className={ui.right}>{mean === undefined ? "" : signedPercent(mean)}</td>
                       <td>
-                        <Result status={statuses.get(r.key)} />
+                        <Result status={statuses.get(by === "scope" ? r.key.replaceAll(" *", "") : r.key)} />
                       </td>
                     </tr>
                   );
