@@ -175,7 +175,9 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
                     <span
                       key={g.start}
                       className={ui.nowrap}
-                      title={[g.call, g.scope].filter(Boolean).join(", in scope ")}
+                      title={[[g.call, g.scope].filter(Boolean).join(", in scope "), g.delay_stack]
+                        .filter(Boolean)
+                        .join("\n")}
                     >
                       {i > 0 && ", "}
                       <Show start={g.start} ns={g.duration_ns}>
