@@ -94,6 +94,14 @@ func TestStore_ScanEqualsPages(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, analysis.NewAnswer(want, 0), analysis.NewAnswer(got, 0))
 	}
+	want, err := analysis.NewProfile(t.Context(), analysis.FromReader(readOnly{s}, "", "training"), analysis.Options{})
+	require.NoError(t, err)
+	got, err := analysis.NewProfile(t.Context(), analysis.FromReader(s, "", "training"), analysis.Options{})
+	require.NoError(t, err)
+	assert.NotEmpty(t, got.Scopes)
+	assert.ElementsMatch(t, want.Scopes, got.Scopes)
+	assert.ElementsMatch(t, want.Kernels, got.Kernels)
+	assert.Equal(t, want.Steps, got.Steps)
 	assert.ErrorIs(t, s.ScanOps(t.Context(), store.ScanQuery{Session: "other"}, nil), store.ErrNotFound)
 	assert.ErrorIs(t, s.ScanScopes(t.Context(), store.ScanQuery{Session: "training", From: -1}, nil, nil), store.ErrInvalid)
 }
