@@ -25,18 +25,26 @@ type backend struct {
 	logger    *zap.Logger
 	telemetry *metadata.TelemetryBuilder
 	active    *activity
-	stop      context.CancelFunc
-	done      sync.WaitGroup
+	// api is the backend with what its store can do.
+	api      store.Backend
+	ended    chan ended // to analyse
+	services map[string]struct{}
+	stop     context.CancelFunc
+	done     sync.WaitGroup
 }
 
 func openBackend(ctx context.Context, name string, cfg *BackendConfig, logger *zap.Logger, telemetry *metadata.TelemetryBuilder) (*backend, error) {
 	b := &backend{
 		name: name, limits: cfg.Retention.limits(), logger: logger.With(zap.String("backend", name)),
-		telemetry: telemetry, active: newActivity(),
+		telemetry: telemetry, active: newActivity(), ended: make(chan ended, 1024), services: map[string]struct{}{},
 	}
 	var err error
 	if b.opened, err = cfg.open(ctx, b); err != nil {
 		return nil, err
+	}
+	b.api = b
+	if s, ok := b.Store.(store.Scanner); ok {
+		b.api = &scanning{b, s}
 	}
 	if err = b.findUnsealed(ctx); err != nil {
 		return nil, errors.Join(err, b.Store.Close(ctx))
@@ -44,6 +52,7 @@ func openBackend(ctx context.Context, name string, cfg *BackendConfig, logger *z
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
 	b.stop = stop
 	b.done.Go(func() { b.maintain(running, time.NewTicker(maintenanceInterval)) })
+	b.done.Go(func() { b.analyse(running, time.Tick(maintenanceInterval)) })
 	return b, nil
 }
 
@@ -60,7 +69,7 @@ func (b *backend) damaged(file string, reason error) {
 func (b *backend) Write(ctx context.Context, batches []*store.Batch) (store.Result, error) {
 	// Before the write, so that maintenance does not seal a session that is written.
 	for _, x := range batches {
-		b.active.touch(session{x.Project, x.Session})
+		b.active.touch(session{x.Project, x.Session}, len(x.Ops))
 	}
 	start := time.Now()
 	r, err := b.Store.Write(ctx, batches)

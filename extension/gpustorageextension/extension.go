@@ -89,7 +89,7 @@ func (g *gpuStorage) Backend(name string) (store.Backend, error) {
 	b, ok := g.backends[name]
 	switch {
 	case ok:
-		return b, nil
+		return b.api, nil
 	case name == "":
 		return nil, fmt.Errorf("several stores are configured: set backend to one of %s", strings.Join(names, ", "))
 	default:

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"testing"
 	"time"
 
@@ -26,6 +27,7 @@ import (
 	"github.com/gpuflight/gpuflight/extension/gpustorageextension/internal/metadata"
 	"github.com/gpuflight/gpuflight/extension/gpustorageextension/internal/metadatatest"
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/semconv"
 )
 
 func config(t *testing.T, backends map[string]any) *Config {
@@ -158,6 +160,59 @@ func TestBackend_DirectoryInUse(t *testing.T) {
 	assert.NotContains(t, err.Error(), "\n")
 }
 
+// TestBackend_Analyses seals a session and expects the time of its device in metrics.
+func TestBackend_Analyses(t *testing.T) {
+	g, tel := start(t, t.TempDir(), nil)
+	b := g.backends["a"]
+	batch := &store.Batch{
+		Session: "s", Lanes: []store.Lane{{}, {Key: 1, Device: "GPU-1"}}, Shapes: []store.Shape{{}, {Key: 1, Operation: store.OpKernel, Name: "k"}},
+		Places: []store.Place{{}}, Stacks: []store.Stack{{}}, Extras: []store.Extra{{}},
+		Origins: []store.Origin{{}, {Key: 1, Resource: store.Attrs{{Key: semconv.ServiceName, Value: store.Value{Kind: store.KindString, Str: "train"}}}}},
+	}
+	for i := range int64(40) {
+		at := 1e18 + i*1e6
+		batch.Ops = append(batch.Ops, store.Op{
+			StartNs: at, EndNs: at + 4e5, Span: store.SpanID(i + 1), Lane: 1, Shape: 1, Origin: 1,
+			LaunchStartNs: store.Some(at - 1e4), LaunchEndNs: store.Some(at - 5e3), QueueNs: store.Some(int64(5e3)),
+		})
+	}
+	for i := range int64(10) {
+		batch.Spans = append(batch.Spans, store.Span{
+			StartNs: 1e18 + i*4e6 - 1e5, EndNs: 1e18 + i*4e6 + 3e6, Span: store.SpanID(100 + i), Name: "step", Operation: semconv.CUDAOperationScope, Origin: 1,
+		})
+	}
+	_, err := b.Write(t.Context(), []*store.Batch{batch})
+	require.NoError(t, err)
+	assert.Empty(t, b.active.grown(100, 64))
+	assert.Equal(t, map[session]int64{{"", "s"}: 40}, b.active.grown(40, 64))
+	b.active.mu.Lock()
+	b.active.now = func() time.Time { return time.Now().Add(sealAfter + time.Minute) }
+	b.active.mu.Unlock()
+	b.seal(t.Context())
+	steps := func() bool {
+		_, err := tel.GetMetric("otelcol_extension_gpu_storage_steps")
+		return err == nil
+	}
+	require.Eventually(t, steps, 10*time.Second, 10*time.Millisecond)
+	service := attribute.String("service", "train")
+	set := func(more ...attribute.KeyValue) attribute.Set {
+		return attribute.NewSet(append(more, attribute.String("backend", "a"), service)...)
+	}
+	metadatatest.AssertEqualExtensionGpuStorageSteps(t, tel, []metricdata.DataPoint[int64]{{Attributes: set(), Value: 10}}, metricdatatest.IgnoreTimestamp())
+	got, err := tel.GetMetric("otelcol_extension_gpu_storage_device_time")
+	require.NoError(t, err)
+	seconds := map[string]float64{}
+	for _, p := range got.Data.(metricdata.Sum[float64]).DataPoints {
+		state, _ := p.Attributes.Value("state")
+		seconds[state.AsString()] = p.Value
+	}
+	got, err = tel.GetMetric("otelcol_extension_gpu_storage_step_time")
+	require.NoError(t, err)
+	assert.InDelta(t, 39e-3+4e-4, got.Data.(metricdata.Sum[float64]).DataPoints[0].Value, 1e-9)
+	assert.InDelta(t, 40*4e-4, seconds["compute"], 1e-9)
+	assert.InDelta(t, 39*6e-4, seconds["host"]+seconds["launch"]+seconds["latency"], 1e-9)
+}
+
 func TestBackend_Counts(t *testing.T) {
 	g, tel := start(t, t.TempDir(), nil)
 	b, err := g.Backend("")
@@ -287,6 +342,9 @@ func TestTelemetry_AllMetrics(t *testing.T) {
 	}
 	for _, m := range regexp.MustCompile(`### otelcol_extension_gpu_storage_(\S+)`).FindAllSubmatch(doc, -1) {
 		name := string(m[1])
+		if slices.Contains([]string{"device_time", "step_time", "steps"}, name) {
+			continue // TestBackend_Analyses has them
+		}
 		got := value(t, tel, "extension_gpu_storage_"+name)
 		if n, ok := want[name]; ok {
 			assert.Equal(t, n, got, name)

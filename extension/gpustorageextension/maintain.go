@@ -24,15 +24,21 @@ const (
 // session identifies a session of a store.
 type session struct{ project, id string }
 
-// activity has the time of the last data of each session that is not sealed. It is safe for
-// concurrent use.
+// activity has the time of the last data of each session that is not sealed, and its operations. It is
+// safe for concurrent use.
 type activity struct {
 	now func() time.Time
 	mu  sync.Mutex
 	at  map[session]time.Time
+	ops map[session]written
 }
 
-func newActivity() *activity { return &activity{now: time.Now, at: map[session]time.Time{}} }
+// written is the operations that arrived, and those of them that have been analysed.
+type written struct{ all, analysed int64 }
+
+func newActivity() *activity {
+	return &activity{now: time.Now, at: map[session]time.Time{}, ops: map[session]written{}}
+}
 
 func (a *activity) len() int {
 	a.mu.Lock()
@@ -41,19 +47,56 @@ func (a *activity) len() int {
 }
 
 // touch notes data of a session. Data without a session is not sealed.
-func (a *activity) touch(s session) {
+func (a *activity) touch(s session, ops int) {
 	if s.id == "" {
 		return
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.at[s] = a.now()
+	if ops > 0 {
+		w := a.ops[s]
+		w.all += int64(ops)
+		a.ops[s] = w
+	}
+}
+
+// grown returns the sessions with at least n operations that are not analysed, and at least their share
+// of all, with the number of operations.
+func (a *activity) grown(n, share int64) map[session]int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	found := map[session]int64{}
+	for s, w := range a.ops {
+		if fresh := w.all - w.analysed; fresh >= n && fresh >= w.all/share {
+			found[s] = w.all
+		}
+	}
+	return found
+}
+
+// analysed notes that the operations up to a number have been analysed.
+func (a *activity) analysed(s session, ops int64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if w, ok := a.ops[s]; ok {
+		w.analysed = ops
+		a.ops[s] = w
+	}
+}
+
+// count returns the number of operations of a session.
+func (a *activity) count(s session) int64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ops[s].all
 }
 
 func (a *activity) remove(s session) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.at, s)
+	delete(a.ops, s)
 }
 
 // removeIdle removes a session unless it got data after the time since.
@@ -62,6 +105,7 @@ func (a *activity) removeIdle(s session, since time.Time) {
 	defer a.mu.Unlock()
 	if a.at[s].Equal(since) {
 		delete(a.at, s)
+		delete(a.ops, s)
 	}
 }
 
@@ -85,7 +129,7 @@ func (b *backend) findUnsealed(ctx context.Context) error {
 		return fmt.Errorf("find sessions to seal: %w", err)
 	}
 	for _, s := range list {
-		b.active.touch(s)
+		b.active.touch(s, 0)
 	}
 	return nil
 }
@@ -124,6 +168,13 @@ func (b *backend) seal(ctx context.Context) {
 			continue
 		default:
 			b.telemetry.ExtensionGpuStorageSealed.Add(ctx, 1, b.attributes())
+			if ops := b.active.count(s); ops > 0 {
+				select {
+				case b.ended <- ended{s, ops}:
+				case <-ctx.Done():
+					return
+				}
+			}
 		}
 		b.active.removeIdle(s, last)
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/store"
@@ -29,52 +30,100 @@ var errDeadline = errors.New("deadline")
 // Run analyses a session. It returns errors of the source and those of ctx. A session without
 // operations gives a result without devices.
 func Run(ctx context.Context, src Source, o Options) (*Result, error) {
+	return runWith(ctx, src, o, nil)
+}
+
+// runWith analyses a session, or updates its kept parts. The result is then not complete.
+func runWith(ctx context.Context, src Source, o Options, update *Update) (*Result, error) {
 	first, last, err := src.Extent(ctx)
 	if err != nil {
 		return nil, err
 	}
-	a := &analysis{from: max(first, o.From), to: last, devices: map[string]*device{}, contexts: map[int64]*device{}, shapes: map[uint32]*shapeInfo{}}
+	a := &analysis{update: update, from: max(first, o.From), to: last, devices: map[string]*device{}, contexts: map[int64]*device{}, shapes: map[uint32]*shapeInfo{}}
 	a.startup = a.from == first
 	if o.To > 0 {
 		a.to = min(a.to, o.To)
 	}
 	if a.to <= a.from {
-		return &Result{FromNs: a.from, ToNs: a.from, Complete: true, Devices: []Device{}, Steps: (&stepper{}).result("none", "", ""), Findings: []Finding{}}, nil
+		return &Result{FromNs: a.from, ToNs: a.from, Complete: true, Devices: []Device{}, Steps: (&stepList{}).result("none", "", ""), Findings: []Finding{}}, nil
 	}
-	if a.scopes, _, err = src.Scopes(ctx, a.from, a.to, maxScopes); err != nil {
+	if a.scopes, a.more, err = src.Scopes(ctx, a.from, a.to, maxScopes); err != nil {
 		return nil, err
 	}
 	rule := "scopes"
-	var name string
-	a.steps, name = stepScopes(a.scopes)
-	if len(a.steps) == 0 {
-		rule = "kernels"
-		half := o.Deadline
-		if !half.IsZero() {
-			half = time.Now().Add(time.Until(half) / 2) // the rest is for the second pass
-		}
-		if a.markers, err = a.findMarkers(ctx, src, half); err != nil {
+	a.steps, a.rule = stepScopes(a.scopes)
+	name, _, _ := strings.Cut(a.rule, pathSeparator)
+	if named, ok := src.(namedScopes); ok && a.more && len(a.steps) > 0 {
+		if a.steps, err = allSteps(ctx, named, a.from, a.to, a.rule); err != nil {
 			return nil, err
 		}
 	}
+	if len(a.steps) == 0 {
+		rule = "kernels"
+		if a.markers, err = a.findMarkers(ctx, src, first, last, o.Deadline); err != nil {
+			return nil, err
+		}
+	}
+	a.rule = rule + pathSeparator + a.rule
+	if k, ok := src.(keeper); ok {
+		err = a.sweepParts(ctx, k, first, o)
+	} else {
+		err = a.sweep(ctx, src, a.from, a.to, o.Deadline)
+	}
+	if err != nil && !errors.Is(err, errDeadline) {
+		return nil, err
+	}
+	result := a.finish(a.reached)
+	if update != nil && update.last {
+		for _, d := range a.order {
+			update.add(d, &d.tally) // what follows the parts
+		}
+	}
+	result.Complete = err == nil
+	a.addSteps(result, rule, name)
+	result.Findings = findings(result)
+	return result, nil
+}
+
+// sweep adds the operations that start in an interval, at the begin of the analysis also those that
+// reach into it.
+func (a *analysis) sweep(ctx context.Context, src Source, from, to int64, deadline time.Time) error {
+	if err := a.nameScopes(ctx, src, from, to); err != nil {
+		return err
+	}
 	n := 0
-	reached := a.to
-	err = src.Ops(ctx, a.from, a.to, func(row *store.OpRow) error {
-		if n++; n%4096 == 0 && expired(o.Deadline) {
-			reached = max(row.StartNs, a.from)
+	err := src.Ops(ctx, from, to, func(row *store.OpRow) error {
+		if from > a.from && row.StartNs < from {
+			return nil
+		}
+		if n++; n%4096 == 0 && expired(deadline) {
+			a.reached = max(row.StartNs, a.from)
 			return errDeadline
 		}
 		a.visit(row)
 		return nil
 	})
-	if err != nil && !errors.Is(err, errDeadline) {
-		return nil, err
+	if err == nil {
+		a.reached = to
 	}
-	result := a.finish(reached)
-	result.Complete = err == nil
-	a.addSteps(result, rule, name)
-	result.Findings = findings(result)
-	return result, nil
+	return err
+}
+
+// nameScopes gives the devices the scopes of a sweep, if there are too many for all of the interval.
+func (a *analysis) nameScopes(ctx context.Context, src Source, from, to int64) (err error) {
+	if !a.more || from == a.from && to == a.to {
+		return nil
+	}
+	for _, d := range a.order {
+		from = min(from, d.now)
+	}
+	if a.scopes, _, err = src.Scopes(ctx, from, to, maxScopes); err != nil {
+		return err
+	}
+	for _, d := range a.order {
+		d.scopes = scopeCursor{list: a.scopes}
+	}
+	return nil
 }
 
 func expired(deadline time.Time) bool { return !deadline.IsZero() && time.Now().After(deadline) }
@@ -91,9 +140,20 @@ type analysis struct {
 	order    []*device
 	contexts map[int64]*device // CUPTI's ids of contexts are unique in a process
 	shapes   map[uint32]*shapeInfo
-	small    smallKernels
 
+	counts
+	rule    string // how steps were found, as text
+	reached int64  // the end of what has been added
+
+	update    *Update   // nil for an analysis
+	scopeSums scopeSums // for the keys of parts
+	more      bool      // scopes has only the first scopes of the interval
+}
+
+// counts is what an analysis counts of all devices.
+type counts struct {
 	operations, known, unknown int64
+	lastEnd                    int64 // the latest end of an operation
 }
 
 func onDevice(op store.Operation) bool {
@@ -112,32 +172,59 @@ func (a *analysis) infoOf(row *store.OpRow) *shapeInfo {
 	return info
 }
 
-// findMarkers reads the session once, until the deadline, to find the kernels that begin steps.
-func (a *analysis) findMarkers(ctx context.Context, src Source, deadline time.Time) (map[string]string, error) {
-	patterns := map[string]*pattern{}
-	n := 0
-	err := src.Ops(ctx, a.from, a.to, func(row *store.OpRow) error {
-		if n++; n%4096 == 0 && expired(deadline) {
-			return errDeadline
-		}
-		if row.ShapeRef.Operation != store.OpKernel {
-			return nil
-		}
-		p := patterns[row.LaneRef.Device]
-		if p == nil {
-			p = &pattern{}
-			patterns[row.LaneRef.Device] = p
-		}
-		info := a.infoOf(row)
-		p.kernel(info.name, info.hash)
+// findMarkers finds the kernels that begin steps from the first operations of the session, until the
+// deadline. So all intervals of a session have the same steps.
+func (a *analysis) findMarkers(ctx context.Context, src Source, first, last int64, deadline time.Time) (map[string]string, error) {
+	if k, ok := src.(keeper); ok {
+		return a.keptMarkers(ctx, k, first, last, deadline)
+	}
+	p := patterns{a: a, deadline: deadline}
+	return p.markers(src.Ops(ctx, first, last, p.visit))
+}
+
+// maxPatternOps is the number of operations in which steps are found without scopes.
+const maxPatternOps = 1 << 20
+
+var errEnough = errors.New("enough operations")
+
+// patterns has the pattern of each device.
+type patterns struct {
+	a        *analysis
+	deadline time.Time
+	n        int
+	all      map[string]*pattern
+}
+
+func (p *patterns) visit(row *store.OpRow) error {
+	if p.n == maxPatternOps {
+		return errEnough
+	}
+	if p.n++; p.n%4096 == 0 && expired(p.deadline) {
+		return errDeadline
+	}
+	if row.ShapeRef.Operation != store.OpKernel {
 		return nil
-	})
-	if err != nil && !errors.Is(err, errDeadline) {
+	}
+	x := p.all[row.LaneRef.Device]
+	if x == nil {
+		x = &pattern{}
+		if p.all == nil {
+			p.all = map[string]*pattern{}
+		}
+		p.all[row.LaneRef.Device] = x
+	}
+	info := p.a.infoOf(row)
+	x.kernel(info.name, info.hash)
+	return nil
+}
+
+func (p *patterns) markers(err error) (map[string]string, error) {
+	if err != nil && !errors.Is(err, errDeadline) && !errors.Is(err, errEnough) {
 		return nil, err
 	}
 	markers := map[string]string{}
-	for id, p := range patterns {
-		markers[id] = p.best()
+	for id, x := range p.all {
+		markers[id] = x.best()
 	}
 	return markers, nil
 }
@@ -146,6 +233,7 @@ func (a *analysis) visit(row *store.OpRow) {
 	a.operations++
 	start := max(row.StartNs, a.from)
 	end := min(max(row.StartNs, row.EndNs), a.to)
+	a.lastEnd = max(a.lastEnd, row.EndNs)
 	op := row.ShapeRef.Operation
 	if !onDevice(op) {
 		a.host(row, op)
@@ -175,7 +263,7 @@ func (a *analysis) visit(row *store.OpRow) {
 		if row.QueueNs.OK && row.StartNs >= a.from {
 			d.queue.add(row.QueueNs.V)
 		}
-		a.small.add(d, row, &w)
+		d.addSmall(row, &w)
 	}
 }
 
@@ -218,23 +306,33 @@ func (a *analysis) device(row *store.OpRow) *device {
 	d := a.devices[l.Device]
 	if d == nil {
 		model := cmp.Or(text(row.ShapeRef.Attrs, semconv.HWName), text(row.OriginRef.Resource, semconv.HWName))
-		d = &device{id: l.Device, model: model, index: l.DeviceIndex, from: a.from, now: a.from, startup: a.startup}
-		d.scopes.list = a.scopes
-		if len(a.steps) > 0 {
-			d.steps.bounds, d.steps.last = a.steps, a.steps[len(a.steps)-1].EndNs
-		}
-		d.steps.marker = a.markers[l.Device]
-		a.devices[l.Device] = d
-		a.order = append(a.order, d)
+		d = a.newDevice(l.Device, model, l.DeviceIndex)
 	}
 	return d
+}
+
+func (a *analysis) newDevice(id, model string, index store.Int) *device {
+	d := &device{id: id, model: model, index: index, from: a.from, carry: carry{now: a.from, startup: a.startup, steps: a.stepperOf(id)}}
+	d.scopes.list = a.scopes
+	a.devices[id] = d
+	a.order = append(a.order, d)
+	return d
+}
+
+// stepperOf returns the stepper of a device before its first operation.
+func (a *analysis) stepperOf(id string) stepper {
+	s := stepper{marker: a.markers[id]}
+	if len(a.steps) > 0 {
+		s.bounds, s.last = a.steps, a.steps[len(a.steps)-1].EndNs
+	}
+	return s
 }
 
 func (a *analysis) finish(to int64) *Result {
 	r := &Result{FromNs: a.from, ToNs: to, Operations: a.operations, LaunchesKnown: a.known, LaunchesUnknown: a.unknown, Devices: []Device{}}
 	for _, d := range a.order {
 		out := d.finish(to)
-		out.small = a.small.of(d)
+		out.small = d.smallKernels()
 		r.Devices = append(r.Devices, out)
 	}
 	slices.SortStableFunc(r.Devices, func(x, y Device) int {
@@ -247,7 +345,7 @@ func (a *analysis) finish(to int64) *Result {
 func (a *analysis) addSteps(r *Result, rule, name string) {
 	var most *device
 	for _, d := range a.order {
-		if most == nil || d.kernelNs > most.kernelNs {
+		if most == nil || d.kernelNs > most.kernelNs || d.kernelNs == most.kernelNs && d.id < most.id {
 			most = d
 		}
 	}
@@ -257,17 +355,10 @@ func (a *analysis) addSteps(r *Result, rule, name string) {
 	if rule == "kernels" {
 		name = most.steps.marker
 	}
-	r.Steps = most.steps.result(rule, name, most.id)
+	r.Steps = most.list.result(rule, name, most.id)
 }
 
-// smallKernels sums kernels whose grid does not fill the device.
-type smallKernels struct{ all map[smallKey]*smallKernel }
-
-type smallKey struct {
-	device *device
-	shape  uint32
-}
-
+// smallKernel is the kernels of a shape whose grid does not fill the device.
 type smallKernel struct {
 	name  string
 	fill  float64 // 0 to 1
@@ -301,20 +392,20 @@ func gridFill(s *store.Shape, resource store.Attrs) (fill float64, ok bool) {
 	return min(float64(blocks)/float64(sms.Int), 1), true
 }
 
-func (k *smallKernels) add(d *device, row *store.OpRow, w *work) {
-	key := smallKey{d, row.Shape}
-	x, ok := k.all[key]
+// addSmall adds a kernel if its grid does not fill the device.
+func (t *tally) addSmall(row *store.OpRow, w *work) {
+	x, ok := t.small[row.Shape]
 	if !ok {
-		if k.all == nil {
-			k.all = map[smallKey]*smallKernel{}
+		if t.small == nil {
+			t.small = map[uint32]*smallKernel{}
 		}
-		if len(k.all) >= maxShapes {
+		if len(t.small) >= maxShapes {
 			return
 		}
 		if fill, known := gridFill(row.ShapeRef, row.OriginRef.Resource); known && fill < smallFill {
 			x = &smallKernel{name: w.ref.Name, fill: fill}
 		}
-		k.all[key] = x // nil for those that are large enough
+		t.small[row.Shape] = x // nil for those that are large enough
 	}
 	if x == nil {
 		return
@@ -326,11 +417,11 @@ func (k *smallKernels) add(d *device, row *store.OpRow, w *work) {
 	}
 }
 
-// of returns the small kernels of a device, the longest sum first.
-func (k *smallKernels) of(d *device) []smallKernel {
+// smallKernels returns the small kernels, the longest sum first.
+func (t *tally) smallKernels() []smallKernel {
 	var list []smallKernel
-	for key, x := range k.all {
-		if key.device == d && x != nil {
+	for _, x := range t.small {
+		if x != nil {
 			list = append(list, *x)
 		}
 	}

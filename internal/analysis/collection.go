@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"strings"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/semconv"
@@ -163,4 +164,18 @@ func (c *Collection) Scopes(_ context.Context, from, to int64, n int) (list []Sc
 		list = append(list, *s)
 	}
 	return list, false, nil
+}
+
+// namedScopes returns scopes by their names.
+func (c *Collection) namedScopes(_ context.Context, from, to int64, prefixes []string) (list []Scope, err error) {
+	c.sort()
+	for i := range c.scopes {
+		s := &c.scopes[i]
+		if s.StartNs >= to || s.StartNs < from && s.EndNs <= from || len(list) == maxNamed ||
+			!slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(s.Name, p) }) {
+			continue
+		}
+		list = append(list, *s)
+	}
+	return list, nil
 }

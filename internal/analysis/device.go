@@ -71,42 +71,57 @@ const creditLife = 4
 // device sweeps over the operations of one device. All times up to now are partitioned. The work
 // that has started reaches to the ends.
 type device struct {
-	id      string
-	model   string
-	index   store.Int
-	from    int64
-	startup bool // the interval begins with the session
+	id, model string
+	index     store.Int
+	from      int64
+	scopes    scopeCursor
+	carry
+	tally
+}
 
+// carry is what the sweep of a device needs of the operations before. Its size does not depend on their
+// number. With equal carries, the same operations give equal tallies.
+type carry struct {
+	startup bool // the interval begins with the session, and no kernel has started
+	started bool // a kernel has started
 	now     int64
 	ends    [numClasses]int64
 	endRefs [numClasses]Ref
 	page    bool // the copy that ends last is of pageable memory
 	last    work // that ended last
 	any     bool
+	lastEnd int64
 
 	calls   []call
 	credits [numCauses]credit
 	// creditEnd is the latest end of a call in credits, hostEnd the latest end of any host call.
 	creditEnd, hostEnd int64
 
+	steps stepper
+}
+
+// tally is what a sweep adds up. Tallies of consecutive intervals can be merged.
+type tally struct {
 	sums      Parts
-	active    [2]mark // its begin and end
-	lastEnd   int64
+	active    [2]mark           // begin of the first kernel and end of the last operation
 	totals    [numClasses]int64 // unions of each class
 	pageable  int64
-	early     []Gap // examples before the first step
+	early     [numCauses][]Gap // examples before the first step
 	kernels   int64
 	kernelNs  int64
 	queue     queueTimes
 	gaps      [numCauses][]Gap
 	hostNames sums
 	syncNames sums
-	scopes    scopeCursor
-	longest   [numClasses]struct {
-		ns  int64
-		ref Ref
-	}
-	steps stepper
+	longest   [numClasses]longest
+	small     map[uint32]*smallKernel // by shape, nil for those that are large enough
+	list      stepList
+}
+
+// longest is the longest time of a class without other work.
+type longest struct {
+	ns  int64
+	ref Ref
 }
 
 func (d *device) busyEnd() int64 { return max(d.ends[0], d.ends[1], d.ends[2]) }
@@ -168,8 +183,9 @@ func (d *device) add(w *work) {
 		}
 	}
 	if w.class != classCopy {
-		if d.kernels == 0 {
+		if !d.started {
 			d.active[0] = d.mark(w.start)
+			d.started, d.startup = true, false
 		}
 		d.kernels++
 		d.kernelNs += w.end - w.start
@@ -238,7 +254,7 @@ func (d *device) gap(a, b int64, w *work) {
 	switch {
 	case w == nil:
 		idle[NothingQueued] = b - a
-	case d.startup && d.kernels == 0:
+	case d.startup:
 		idle[StartUp] = b - a
 	default:
 		launch := b
@@ -390,24 +406,35 @@ func (d *device) keep(g *Gap, w *work) {
 	}
 }
 
-// mark is a time and the sums up to it.
+// mark is a time and the sums up to it. The zero mark is unset.
 type mark struct {
+	set      bool
 	ns       int64
 	sums     Parts
 	pageable int64
 }
 
-func (d *device) mark(ns int64) mark { return mark{ns, d.sums, d.pageable} }
+func (d *device) mark(ns int64) mark { return mark{true, ns, d.sums, d.pageable} }
+
+// shift moves a mark to sums that begin at another one.
+func (m mark) shift(begin *mark) mark {
+	if m.set {
+		m.sums = m.sums.plus(&begin.sums)
+		m.pageable += begin.pageable
+	}
+	return m
+}
 
 // firstStep forgets the examples before the first step. They are kept as examples of gaps only.
 func (d *device) firstStep() {
-	for c := range d.gaps {
-		d.early = append(d.early, d.gaps[c]...)
-		d.gaps[c] = nil
-	}
-	d.hostNames, d.syncNames = sums{}, sums{}
+	d.tally.firstStep()
 	d.credits = [numCauses]credit{}
-	clear(d.longest[:])
+}
+
+func (t *tally) firstStep() {
+	t.early, t.gaps = t.gaps, [numCauses][]Gap{}
+	t.hostNames, t.syncNames = sums{}, sums{}
+	clear(t.longest[:])
 }
 
 // finish partitions the rest of the interval and returns the result.
@@ -418,8 +445,8 @@ func (d *device) finish(to int64) Device {
 		d.active[1] = d.mark(to)
 	}
 	d.steps.end(d)
-	if d.steps.found() {
-		d.active = d.steps.active
+	if d.list.found() {
+		d.active = d.list.active
 	}
 	out := Device{
 		ID: d.id, Model: d.model, Index: -1, Parts: d.sums,
@@ -437,7 +464,7 @@ func (d *device) finish(to int64) Device {
 	}
 	out.Bound = out.Active.bound()
 	seen := map[int64]bool{}
-	for _, list := range append([][]Gap{d.early}, d.gaps[:]...) {
+	for _, list := range append(d.early[:], d.gaps[:]...) {
 		for i := range list {
 			if !seen[list[i].StartNs] {
 				seen[list[i].StartNs] = true
@@ -458,6 +485,13 @@ func (s *sums) add(name string, ns int64) {
 	if ns <= 0 {
 		return
 	}
+	x := s.of(name)
+	x.Ns += ns
+	x.Count++
+}
+
+// of returns the sum of a name, that of all others if there are too many names.
+func (s *sums) of(name string) *NameSum {
 	if s.all == nil {
 		s.all = map[string]*NameSum{}
 	}
@@ -472,8 +506,7 @@ func (s *sums) add(name string, ns int64) {
 			s.all[name] = x
 		}
 	}
-	x.Ns += ns
-	x.Count++
+	return x
 }
 
 func (s *sums) sorted() []NameSum {

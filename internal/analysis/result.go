@@ -52,6 +52,12 @@ func (p *Parts) minus(o *Parts) Parts {
 	return d
 }
 
+func (p *Parts) plus(o *Parts) Parts {
+	zero := Parts{}
+	negative := zero.minus(o)
+	return p.minus(&negative)
+}
+
 // CauseSums is nanoseconds by cause. Its JSON is an object with the causes that are not 0.
 type CauseSums [numCauses]int64
 

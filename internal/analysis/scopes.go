@@ -4,6 +4,7 @@ package analysis
 
 import (
 	"cmp"
+	"context"
 	"regexp"
 	"slices"
 	"strings"
@@ -11,7 +12,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store"
 )
 
-// maxScopes bounds the scopes that an analysis considers, the first ones of its interval.
+// maxScopes bounds the scopes in which steps are found, the first ones of the interval, and those that
+// name the host's code in one sweep.
 const maxScopes = 200_000
 
 // scopeCursor finds the innermost scope at times that do not decrease.
@@ -64,44 +66,53 @@ const (
 	minCoverage = 0.2
 )
 
-// stepScopes returns the scopes that are steps, by start, and their name; none if there are not
+// scopePaths returns the paths of scopes: the stems of their names, the innermost first.
+func scopePaths(scopes []Scope) []string {
+	byID := make(map[store.SpanID]int, len(scopes))
+	for i := range scopes {
+		if _, ok := byID[scopes[i].Span]; !ok {
+			byID[scopes[i].Span] = i
+		}
+	}
+	paths := make([]string, len(scopes))
+	for i := range scopes {
+		names := []string{stem(scopes[i].Name)}
+		for p := scopes[i].Parent; p != 0 && len(names) <= store.MaxScopeDepth; {
+			j, ok := byID[p]
+			if !ok {
+				break
+			}
+			names = append(names, stem(scopes[j].Name))
+			p = scopes[j].Parent
+		}
+		paths[i] = strings.Join(names, pathSeparator)
+	}
+	return paths
+}
+
+const pathSeparator = "\x00"
+
+// stepScopes returns the scopes that are steps, by start, and their path; none if there are not
 // enough. Scopes form groups by the path of their names. A number at the end of a name does not count.
 // A group needs minSteps scopes that do not overlap. Groups whose name suggests a step come first. The
 // scopes of other groups must cover minCoverage. The group that covers the most time wins.
 // It is replaced by the group with the same parent and number of scopes that starts first, because
 // each of these begins a step equally well.
-func stepScopes(scopes []Scope) (steps []Scope, name string) {
+func stepScopes(scopes []Scope) (steps []Scope, path string) {
 	type group struct {
-		parent, name string
-		scopes       []Scope
-		covered      int64
-		overlaps     bool
+		path, parent, name string
+		scopes             []Scope
+		covered            int64
+		overlaps           bool
 	}
 	groups := map[string]*group{}
-	byID := make(map[store.SpanID]*Scope, len(scopes))
-	for i := range scopes {
-		if _, ok := byID[scopes[i].Span]; !ok {
-			byID[scopes[i].Span] = &scopes[i]
-		}
-	}
-	parentPath := func(s *Scope) string {
-		var names []string
-		for p := byID[s.Parent]; p != nil && s.Parent != 0 && len(names) < store.MaxScopeDepth; p = byID[p.Parent] {
-			names = append(names, stem(p.Name))
-			if p.Parent == 0 {
-				break
-			}
-		}
-		return strings.Join(names, "\x00")
-	}
-	for i := range scopes {
+	for i, path := range scopePaths(scopes) {
 		s := &scopes[i]
-		parent, name := parentPath(s), stem(s.Name)
-		key := parent + "\x01" + name
-		g := groups[key]
+		g := groups[path]
 		if g == nil {
-			g = &group{parent: parent, name: name}
-			groups[key] = g
+			name, parent, _ := strings.Cut(path, pathSeparator)
+			g = &group{path: path, parent: parent, name: name}
+			groups[path] = g
 		}
 		if n := len(g.scopes); n > 0 && s.StartNs < g.scopes[n-1].EndNs {
 			g.overlaps = true
@@ -141,5 +152,30 @@ func stepScopes(scopes []Scope) (steps []Scope, name string) {
 			best = g
 		}
 	}
-	return best.scopes, best.name
+	return best.scopes, best.path
 }
+
+// allSteps returns all scopes of a path in the interval. The source has more scopes than maxScopes.
+func allSteps(ctx context.Context, src namedScopes, from, to int64, path string) ([]Scope, error) {
+	scopes, err := src.namedScopes(ctx, from, to, strings.Split(path, pathSeparator))
+	if err != nil {
+		return nil, err
+	}
+	var steps []Scope
+	for i, p := range scopePaths(scopes) {
+		if p == path {
+			steps = append(steps, scopes[i])
+		}
+	}
+	return steps, nil
+}
+
+// namedScopes is a source that finds scopes by their names.
+type namedScopes interface {
+	// namedScopes returns the scopes that overlap an interval and whose name begins with one of the
+	// prefixes, by start. They are at most maxNamed.
+	namedScopes(ctx context.Context, from, to int64, prefixes []string) ([]Scope, error)
+}
+
+// maxNamed bounds the steps of a session with those around them.
+const maxNamed = 2 * maxSteps

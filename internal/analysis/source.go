@@ -33,7 +33,11 @@ type Source interface {
 
 // FromReader returns the source of a session in a store.
 func FromReader(r store.Reader, project, session string) Source {
-	return &reader{r: r, project: project, session: session, page: pageRows}
+	s := reader{r: r, project: project, session: session, page: pageRows}
+	if scanner, ok := r.(store.Scanner); ok {
+		return &scanReader{reader: s, store: scanner}
+	}
+	return &s
 }
 
 const pageRows = 20_000

@@ -10,7 +10,7 @@ import (
 
 // Bounds of what is kept of steps.
 const (
-	maxSteps        = 100_000
+	maxSteps        = 200_000
 	maxListedSteps  = 100
 	maxOutliers     = 20
 	maxKernelNames  = 2000
@@ -38,7 +38,7 @@ type Steps struct {
 	// Longest are the longest steps, Outliers those that [IsOutlier] describes, by wall.
 	Longest  []Step
 	Outliers []Outlier
-	// More says that the interval has more than 100,000 steps. The first ones count.
+	// More says that the interval has more than 200,000 steps. The first ones count.
 	More bool
 }
 
@@ -91,8 +91,14 @@ type stepper struct {
 	next   int
 	last   int64 // end of the last scope
 
-	open    *Step
-	base    mark
+	begun bool // a step has begun
+	open  *Step
+	base  mark
+}
+
+// stepList is the steps that have ended, in an interval.
+type stepList struct {
+	first   bool    // the first step of all begins in the interval
 	active  [2]mark // begin of the first and end of the last step
 	list    []Step
 	more    bool
@@ -120,15 +126,12 @@ func (s *stepper) begin(d *device, w *work) {
 	}
 	if begins {
 		s.end(d)
-		if len(s.list) < maxSteps {
-			s.open = &Step{Name: name, StartNs: w.start, First: w.ref, kernels: map[string]int64{}}
-			s.base = d.mark(w.start)
-			if len(s.list) == 0 {
-				s.active[0] = s.base
-				d.firstStep()
-			}
-		} else {
-			s.more = true
+		s.open = &Step{Name: name, StartNs: w.start, First: w.ref, kernels: map[string]int64{}}
+		s.base = d.mark(w.start)
+		if !s.begun {
+			s.begun = true
+			d.list.first, d.list.active[0] = true, s.base
+			d.firstStep()
 		}
 	}
 	if o := s.open; o != nil {
@@ -163,31 +166,49 @@ func (s *stepper) end(d *device) {
 		end.sums.IdleNs -= tail
 		end.sums.Idle[NothingQueued] -= tail
 	}
-	s.active[1] = end
 	o.Parts = end.sums.minus(&s.base.sums)
 	o.Bound = o.Parts.bound()
-	o.Number = int64(len(s.list)) + 1
-	if s.totals == nil {
-		s.totals = map[string]int64{}
+	s.base = mark{}
+	d.list.active[1] = end
+	d.list.add(o)
+}
+
+// add adds a step after the others.
+func (l *stepList) add(o *Step) {
+	if len(l.list) >= maxSteps {
+		l.more = true
+		return
 	}
 	for name, ns := range o.kernels {
-		if _, ok := s.totals[name]; !ok && len(s.totals) >= maxKernelNames {
-			name = otherName
-		}
-		s.totals[name] += ns
+		l.total(name, ns)
 	}
-	s.list = append(s.list, *o)
-	// Only the longest steps keep their kernels.
-	s.longest = append(s.longest, len(s.list)-1)
-	if len(s.longest) > candidateSteps {
-		slices.SortStableFunc(s.longest, func(a, b int) int { return cmp.Compare(s.list[b].WallNs, s.list[a].WallNs) })
-		s.list[s.longest[candidateSteps]].kernels = nil
-		s.longest = s.longest[:candidateSteps]
+	o.Number = int64(len(l.list)) + 1
+	l.list = append(l.list, *o)
+	l.candidate(len(l.list) - 1)
+}
+
+func (l *stepList) total(name string, ns int64) {
+	if l.totals == nil {
+		l.totals = map[string]int64{}
+	}
+	if _, ok := l.totals[name]; !ok && len(l.totals) >= maxKernelNames {
+		name = otherName
+	}
+	l.totals[name] += ns
+}
+
+// candidate keeps the kernels of a step if it is one of the longest.
+func (l *stepList) candidate(i int) {
+	l.longest = append(l.longest, i)
+	if len(l.longest) > candidateSteps {
+		slices.SortStableFunc(l.longest, func(a, b int) int { return cmp.Compare(l.list[b].WallNs, l.list[a].WallNs) })
+		l.list[l.longest[candidateSteps]].kernels = nil
+		l.longest = l.longest[:candidateSteps]
 	}
 }
 
 // found says whether there are enough steps.
-func (s *stepper) found() bool { return len(s.list) >= minSteps }
+func (l *stepList) found() bool { return len(l.list) >= minSteps }
 
 // stepParts are the parts that can explain an outlier.
 func stepParts(p *Parts) map[string]int64 {
@@ -198,19 +219,19 @@ func stepParts(p *Parts) map[string]int64 {
 	return m
 }
 
-func (s *stepper) result(rule, name, device string) Steps {
-	out := Steps{Rule: rule, Name: name, Device: device, Count: int64(len(s.list)), Longest: []Step{}, Outliers: []Outlier{}, More: s.more}
-	if !s.found() {
+func (l *stepList) result(rule, name, device string) Steps {
+	out := Steps{Rule: rule, Name: name, Device: device, Count: int64(len(l.list)), Longest: []Step{}, Outliers: []Outlier{}, More: l.more}
+	if !l.found() {
 		out.Rule, out.Name, out.Count = "none", "", 0
 		return out
 	}
-	for i := range s.list {
-		out.WallNs += s.list[i].WallNs
+	for i := range l.list {
+		out.WallNs += l.list[i].WallNs
 	}
-	values := make([]int64, len(s.list))
+	values := make([]int64, len(l.list))
 	quantiles := func(get func(*StepValues) *int64) (p50 int64) {
-		for i := range s.list {
-			values[i] = *get(&s.list[i].StepValues)
+		for i := range l.list {
+			values[i] = *get(&l.list[i].StepValues)
 		}
 		slices.Sort(values)
 		p50 = quantile(values, 50)
@@ -232,29 +253,29 @@ func (s *stepper) result(rule, name, device string) Steps {
 		quantiles(func(v *StepValues) *int64 { return &v.Idle[c] })
 	}
 	median := quantiles(func(v *StepValues) *int64 { return &v.WallNs })
-	for i := range s.list {
-		values[i] = max(s.list[i].WallNs-median, median-s.list[i].WallNs)
+	for i := range l.list {
+		values[i] = max(l.list[i].WallNs-median, median-l.list[i].WallNs)
 	}
 	slices.Sort(values)
 	limit := median + max(outlierDistance*quantile(values, 50), int64(outlierShare*float64(median)))
 
-	order := make([]int, len(s.list))
+	order := make([]int, len(l.list))
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(s.list[b].WallNs, s.list[a].WallNs) })
-	out.Typical = &s.list[order[len(order)/2]]
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(l.list[b].WallNs, l.list[a].WallNs) })
+	out.Typical = &l.list[order[len(order)/2]]
 	for _, i := range order[:min(len(order), maxListedSteps)] {
-		out.Longest = append(out.Longest, s.list[i])
-		if s.list[i].WallNs > limit && len(out.Outliers) < maxOutliers {
-			out.Outliers = append(out.Outliers, s.outlier(&s.list[i], &out.P50))
+		out.Longest = append(out.Longest, l.list[i])
+		if l.list[i].WallNs > limit && len(out.Outliers) < maxOutliers {
+			out.Outliers = append(out.Outliers, l.outlier(&l.list[i], &out.P50))
 		}
 	}
 	return out
 }
 
 // outlier names what differs most from the median step.
-func (s *stepper) outlier(o *Step, median *StepValues) Outlier {
+func (l *stepList) outlier(o *Step, median *StepValues) Outlier {
 	out := Outlier{Step: *o, ExcessNs: o.WallNs - median.WallNs}
 	usual := stepParts(&median.Parts)
 	parts := stepParts(&o.Parts)
@@ -265,8 +286,8 @@ func (s *stepper) outlier(o *Step, median *StepValues) Outlier {
 	}
 	if out.Part == "compute" || out.Part == "communication" {
 		for _, name := range slices.Sorted(maps.Keys(o.kernels)) {
-			others := int64(max(len(s.list)-1, 1))
-			if excess := o.kernels[name] - (s.totals[name]-o.kernels[name])/others; excess > out.KernelExcessNs {
+			others := int64(max(len(l.list)-1, 1))
+			if excess := o.kernels[name] - (l.totals[name]-o.kernels[name])/others; excess > out.KernelExcessNs {
 				out.Kernel, out.KernelExcessNs = name, excess
 			}
 		}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains the CNN of this example on scikit-learn's digits, and writes digits.onnx and expected.json.
+"""Trains the CNN of this example on scikit-learn's digits, and writes digits.onnx, expected.json and two.png.
 
 expected.json has 20 images that the training did not see, their digits, and the logits that JAX
-computes for them, which the tests compare. It needs the packages jax, scikit-learn and onnx. The files
-were made with jax 0.10, scikit-learn 1.9 and onnx 1.23.
+computes for them, which the tests compare. two.png is the first of them, 8 times larger. The files were
+made with jax 0.10, scikit-learn 1.9, onnx 1.23 and pillow 13.0.
 """
 
 import json
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
 from sklearn.datasets import load_digits
 
 jax.config.update("jax_default_matmul_precision", "highest")
@@ -98,6 +99,7 @@ def main():
     with open("expected.json", "w") as f:
         json.dump({"image": x[some].tolist(), "digit": y[some].tolist(), "logits": logits[:20].tolist()}, f)
         f.write("\n")
+    Image.fromarray((data.images[some[0]] * 255 / 16).round().astype(np.uint8)).resize((64, 64), Image.Resampling.NEAREST).save("two.png")
 
 
 main()

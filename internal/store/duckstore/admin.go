@@ -171,6 +171,11 @@ func (s *Store) remove(ctx context.Context, sess *session, segments []*segment) 
 			return err
 		}
 	}
+	if len(sess.segments) == 0 {
+		if err := s.removeKept(sess.dir); err != nil {
+			return err
+		}
+	}
 	if err := os.Remove(sess.dir); err != nil && len(sess.segments) == 0 && !errors.Is(err, syscall.ENOTEMPTY) {
 		return err
 	}

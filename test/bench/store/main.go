@@ -11,7 +11,7 @@
 // cache: each commit empties it, and after sealing each round opens the store again.
 //
 // With -directory, the store stays, and -phases selects what to do with it: decode, load (up to the number
-// of kernels), live and sealed. So each part may be a process of its own.
+// of kernels), live, sealed and analysis. So each part may be a process of its own.
 package main
 
 import (
@@ -81,7 +81,7 @@ func main() {
 	}
 }
 
-var allPhases = []string{"decode", "load", "live", "sealed"}
+var allPhases = []string{"decode", "load", "live", "sealed", "analysis"}
 
 func run(phases []string, kernels, peers int64, launcher, work string) (err error) {
 	for _, p := range phases {
@@ -159,7 +159,7 @@ func decode(dir string) (err error) {
 }
 
 // ours measures the store with a number of kernels.
-func ours(dir string, phases []string, kernels int64) error {
+func ours(dir string, phases []string, kernels int64) (err error) {
 	ctx := context.Background()
 	config := duckstore.Config{Directory: dir}
 	// with opens the store and calls run.
@@ -189,10 +189,13 @@ func ours(dir string, phases []string, kernels int64) error {
 			return err
 		}
 	}
+	if slices.Contains(phases, "analysis") {
+		defer func() { err = errors.Join(err, analyse(ctx, with)) }()
+	}
 	if !slices.Contains(phases, "sealed") {
 		return nil
 	}
-	err := with(func(s store.Store) error {
+	err = with(func(s store.Store) error {
 		begin, cpu := time.Now(), processorTime()
 		err := s.Seal(ctx, "", session)
 		fmt.Printf("Sealing: %.1f s, %.1f s of processors\n\n", time.Since(begin).Seconds(), (processorTime() - cpu).Seconds())

@@ -10,8 +10,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/engine"
-	"github.com/gpuflight/gpuflight/examples/gpux/internal/server"
-	"github.com/gpuflight/gpuflight/examples/gpux/internal/tensor"
 )
 
 func (a *app) bench() *cobra.Command {
@@ -40,7 +38,7 @@ zeros: a dimension without a size has 1 element, and the first one --rows.`,
 					return err
 				}
 			}
-			shutdown, err := record(cmd.Context(), c)
+			shutdown, err := record(cmd.Context(), c.Name, c.Version)
 			if err != nil {
 				return err
 			}
@@ -52,14 +50,14 @@ zeros: a dimension without a size has 1 element, and the first one --rows.`,
 			defer func() { err = errors.Join(err, m.Close()) }()
 			var values engine.Tensors
 			if text != nil {
-				values, err = server.Inputs(m.Info, text)
+				values, err = m.inputs(cmd.Context(), text)
 			} else {
-				values, err = zeros(m, int64(rows))
+				values, err = engine.Zeros(m.Info.Inputs, int64(rows))
 			}
 			if err != nil {
 				return err
 			}
-			f, err := measure(cmd.Context(), m, values, warmup, runs, time.Duration(c.Runtime.Timeout))
+			f, err := measure(cmd.Context(), m.Model, values, warmup, runs, time.Duration(c.Runtime.Timeout))
 			if err != nil {
 				return err
 			}
@@ -80,25 +78,4 @@ zeros: a dimension without a size has 1 element, and the first one --rows.`,
 	f.IntVar(&warmup, "warmup", 10, "runs before those")
 	f.BoolVar(&asJSON, "json", false, "print JSON")
 	return cmd
-}
-
-// zeros returns inputs of the shapes that the model declares.
-func zeros(m *engine.Model, rows int64) (engine.Tensors, error) {
-	values := engine.Tensors{}
-	for _, in := range m.Info.Inputs {
-		shape := in.Shape()
-		for i, size := range shape {
-			if size < 0 && i == 0 {
-				shape[i] = rows
-			} else if size < 0 {
-				shape[i] = 1
-			}
-		}
-		t, err := tensor.New(in.DType, shape)
-		if err != nil {
-			return nil, err
-		}
-		values[in.Name] = t
-	}
-	return values, nil
 }

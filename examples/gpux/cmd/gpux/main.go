@@ -17,7 +17,6 @@ import (
 	"github.com/spf13/cobra"
 	"go.opentelemetry.io/otel/attribute"
 
-	"github.com/gpuflight/gpuflight/examples/gpux/internal/config"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/engine"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/ortlib"
 	"github.com/gpuflight/gpuflight/sdk/gpufl"
@@ -87,12 +86,12 @@ func (a *app) open() (ortlib.Found, error) {
 	return found, engine.Open(found.Path)
 }
 
-// record starts the recording of GPU work, as the service named like the model. Settings of the
-// environment, such as OTEL_SERVICE_NAME, take precedence.
-func record(ctx context.Context, c *config.Config) (shutdown func(context.Context) error, err error) {
+// record starts the recording of GPU work, as the service of this name. Settings of the environment,
+// such as OTEL_SERVICE_NAME, take precedence.
+func record(ctx context.Context, name, version string) (shutdown func(context.Context) error, err error) {
 	options := []gpufl.Option{gpufl.WithGlobalTracerProvider()} // for otelhttp
 	if os.Getenv("OTEL_SERVICE_NAME") == "" && !strings.Contains(os.Getenv("OTEL_RESOURCE_ATTRIBUTES"), "service.name=") {
-		options = append(options, gpufl.WithResource(attribute.String("service.name", c.Name), attribute.String("service.version", c.Version)))
+		options = append(options, gpufl.WithResource(attribute.String("service.name", name), attribute.String("service.version", version)))
 	}
 	return gpufl.Init(ctx, options...)
 }

@@ -99,6 +99,27 @@ func TestRun(t *testing.T) {
 		require.NoError(t, json.Unmarshal(text, &got))
 		assert.Len(t, got, 2)
 	})
+	t.Run("an image", func(t *testing.T) {
+		code, out, stderr := gpux(t, "", "run", "digits", "-i", "@"+filepath.Join(orttest.Digits(), "two.png"))
+		require.Equal(t, 0, code, stderr)
+		assert.Regexp(t, `"digit": \[\s*2\s*\]`, out)
+	})
+	t.Run("texts", func(t *testing.T) {
+		want := orttest.ReadExpectedTexts(t)
+		request, err := json.Marshal(map[string]any{"text": want.Text})
+		require.NoError(t, err)
+		code, out, stderr := gpux(t, string(request), "run", orttest.Languages(), "-i", "-")
+		require.Equal(t, 0, code, stderr)
+		var got struct {
+			Language    []string
+			Probability [][]float32
+		}
+		require.NoError(t, json.Unmarshal([]byte(out), &got))
+		assert.Equal(t, want.Language, got.Language)
+		for i := range want.Text {
+			require.InDeltaSlice(t, want.Probability[i], got.Probability[i], 1e-5, want.Text[i])
+		}
+	})
 	t.Run("a benchmark", func(t *testing.T) {
 		code, out, stderr := gpux(t, "", "run", "digits", "-i", "@request.json", "--benchmark", "--runs", "20", "--warmup", "2")
 		require.Equal(t, 0, code, stderr)
@@ -122,6 +143,7 @@ func TestRun(t *testing.T) {
 		"a wrong entry":       {[]string{"run", "digits", "-i", `[{}]`}, 1, "entry 1: Missing required input: 'image'"},
 		"an unknown provider": {[]string{"run", "digits", "-i", request, "-p", "quantum"}, 1, `there is no provider "quantum"`},
 		"no runs":             {[]string{"run", "digits", "-i", request, "--runs", "0"}, 2, "--runs must be at least 1"},
+		"text for images":     {[]string{"run", "digits", "-i", `{"text": "two"}`}, 1, "Missing required input: 'image'"},
 		"no library":          {[]string{"run", "digits", "-i", request, "--ort-lib", "/none.so"}, 1, "--ort-lib"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -154,13 +176,13 @@ func TestRegistry(t *testing.T) {
 	}{
 		{[]string{"list"}, 0, "^No models. `gpux pull` gets one.\n$"},
 		{[]string{"list", "--json"}, 0, `^\[\]\n$`},
-		{[]string{"pull", dir}, 0, "^Pulled digits@1.0.0, 8.7 kB.\nTry `gpux inspect digits` and `gpux serve digits`.\n$"},
+		{[]string{"pull", dir}, 0, "^Pulled digits@1.0.0, 8[.][0-9]+ kB.\nTry `gpux inspect digits` and `gpux serve digits`.\n$"},
 		{[]string{"pull", dir}, 0, "^digits@1.0.0 is up to date.\n$"},
-		{[]string{"list"}, 0, `^NAME +REVISION +SIZE +PULLED +SOURCE\ndigits +1\.0\.0 +8\.7 kB +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +` + regexp.QuoteMeta(dir) + `\n$`},
+		{[]string{"list"}, 0, `^NAME +REVISION +SIZE +PULLED +SOURCE\ndigits +1\.0\.0 +8\.\d+ kB +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +` + regexp.QuoteMeta(dir) + `\n$`},
 		{[]string{"run", "digits", "-i", image(t)}, 0, `"digit": \[\n?\s*2`},
 		{[]string{"run", "digits@1.0.0", "-i", image(t)}, 0, `"digit"`},
 		{[]string{"bench", "digits", "--runs", "3", "--rows", "4"}, 0, "3 runs on cpu"},
-		{[]string{"rm", "digits"}, 0, "^Removed digits@1.0.0, 8.7 kB.\n$"},
+		{[]string{"rm", "digits"}, 0, "^Removed digits@1.0.0, 8[.][0-9]+ kB.\n$"},
 		{[]string{"list"}, 0, "^No models"},
 		{[]string{"run", "digits", "-i", "{}"}, 1, "^gpux: there is no model named digits: neither this folder nor the folders in it have a gpux.yml, and `gpux list` does not have it\n$"},
 		{[]string{"run", "org/digits", "-i", "{}"}, 1, "^gpux: open org/digits: no such file or directory, and `gpux list` does not have it\n$"},
@@ -189,13 +211,23 @@ func TestServe(t *testing.T) {
 		assert.Equal(t, 1, code)
 		assert.Contains(t, stderr, "set GPUX_API_KEY to a secret")
 	})
+	t.Run("a model that is there twice", func(t *testing.T) {
+		code, _, stderr := gpux(t, "", "serve", "digits", "./gpux.yml", "--port", "0")
+		assert.Equal(t, 1, code)
+		assert.Equal(t, "gpux: the version 1.0.0 of the model digits is there twice: set model.version in one gpux.yml\n", stderr)
+	})
+	t.Run("no model", func(t *testing.T) {
+		code, _, stderr := gpux(t, "", "serve")
+		assert.Equal(t, 2, code)
+		assert.Equal(t, "gpux: name a model\n", stderr)
+	})
 	t.Run("until it is told to stop", func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		out, in := io.Pipe()
 		var stderr bytes.Buffer
 		done := make(chan int, 1)
 		go func() {
-			done <- run(ctx, []string{"serve", "digits", "--port", "0", "-p", "cpu"}, strings.NewReader(""), in, &stderr)
+			done <- run(ctx, []string{"serve", "digits", orttest.Languages(), "--port", "0", "-p", "cpu"}, strings.NewReader(""), in, &stderr)
 			in.Close()
 		}()
 		address := ""
@@ -211,12 +243,18 @@ func TestServe(t *testing.T) {
 		go func() { _, _ = io.Copy(io.Discard, out) }()
 		client := &http.Client{Timeout: 10 * time.Second}
 		defer client.CloseIdleConnections()
-		resp, err := client.Post(address+"/predict", "application/json", strings.NewReader(image(t)))
-		require.NoError(t, err)
-		text, err := io.ReadAll(resp.Body)
-		require.NoError(t, err)
-		require.NoError(t, resp.Body.Close())
-		assert.Contains(t, string(text), `"digit":[2]`)
+		for body, want := range map[string]string{image(t): `"digit":[2]`, `{"text":"Wo ist der Bahnhof?"}`: `"language":["de"]`} {
+			model := "digits"
+			if strings.Contains(body, "text") {
+				model = "languages"
+			}
+			resp, err := client.Post(address+"/predict?model="+model, "application/json", strings.NewReader(body))
+			require.NoError(t, err)
+			text, err := io.ReadAll(resp.Body)
+			require.NoError(t, err)
+			require.NoError(t, resp.Body.Close())
+			assert.Contains(t, string(text), want)
+		}
 		stop()
 		assert.Equal(t, 0, <-done, stderr.String())
 	})

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,7 +14,9 @@ import (
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/config"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/engine"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/ortlib"
+	"github.com/gpuflight/gpuflight/examples/gpux/internal/preprocess"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/registry"
+	"github.com/gpuflight/gpuflight/examples/gpux/internal/server"
 )
 
 // find returns the configuration of a model. A text with a slash, and "." and "..", is the path of a
@@ -83,9 +86,20 @@ func models() (*registry.Registry, error) {
 	return registry.New(filepath.Join(home, "models"))
 }
 
+// loaded is an open model, and what prepares its inputs.
+type loaded struct {
+	*engine.Model
+	preprocessor *preprocess.Preprocessor
+}
+
+// inputs reads the inputs of the model from JSON, or from the file of an image.
+func (m *loaded) inputs(ctx context.Context, data []byte) (engine.Tensors, error) {
+	return server.Inputs(ctx, m.Info, m.preprocessor, data)
+}
+
 // load opens the model of a configuration. Provider overrides that of the configuration, and must
 // work.
-func (a *app) load(c *config.Config, provider string, o engine.Options) (*engine.Model, error) {
+func (a *app) load(c *config.Config, provider string, o engine.Options) (*loaded, error) {
 	if _, err := a.open(); err != nil {
 		return nil, err
 	}
@@ -107,10 +121,14 @@ func (a *app) load(c *config.Config, provider string, o engine.Options) (*engine
 	if err := c.Agree(m.Info); err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
+	p, err := preprocess.New(c, m.Info)
+	if err != nil {
+		return nil, errors.Join(err, m.Close())
+	}
 	if named := c.Runtime.GPU.Backend; provider == "" && named != "auto" && len(m.Selection.Rejected) > 0 {
 		a.warn("the provider %s does not work: %s; %s is used", named, m.Selection.Rejected[0].Reason, m.Selection.Provider.Name)
 	}
-	return m, nil
+	return &loaded{m, p}, nil
 }
 
 // artifacts is the folder of what `gpux build` makes.

@@ -18,7 +18,6 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/engine"
-	"github.com/gpuflight/gpuflight/examples/gpux/internal/server"
 )
 
 func (a *app) run() *cobra.Command {
@@ -29,6 +28,8 @@ func (a *app) run() *cobra.Command {
 		Use: "run MODEL", Short: "Run a model once, or measure it",
 		Example: `  gpux run digits -i '{"image": [[…]]}'
   gpux run digits -i @request.json
+  gpux run digits -i @three.png
+  gpux run languages -i '{"text": "Where is the kernel?"}'
   gpux run digits -i - < requests.json     # a list of objects gives a list of answers
   gpux run digits -i @request.json --benchmark --runs 1000`,
 		Args: one("model"),
@@ -44,7 +45,7 @@ func (a *app) run() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			shutdown, err := record(cmd.Context(), c)
+			shutdown, err := record(cmd.Context(), c.Name, c.Version)
 			if err != nil {
 				return err
 			}
@@ -58,8 +59,8 @@ func (a *app) run() *cobra.Command {
 			var answer any
 			if benchmark {
 				var values engine.Tensors
-				if values, err = server.Inputs(m.Info, text); err == nil {
-					answer, err = measure(cmd.Context(), m, values, warmup, runs, timeout)
+				if values, err = m.inputs(cmd.Context(), text); err == nil {
+					answer, err = measure(cmd.Context(), m.Model, values, warmup, runs, timeout)
 				}
 			} else {
 				answer, err = infer(cmd.Context(), m, text, timeout)
@@ -74,7 +75,7 @@ func (a *app) run() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVarP(&input, "input", "i", "", "inputs as a JSON object, @FILE, or - for the standard input")
+	f.StringVarP(&input, "input", "i", "", "inputs as a JSON object, @FILE with JSON or an image, or - for the standard input")
 	f.StringVarP(&output, "output", "o", "", "write the answer to this file")
 	f.StringVarP(&provider, "provider", "p", "", "use this provider only")
 	f.BoolVar(&benchmark, "benchmark", false, "measure the run instead of printing its outputs")
@@ -110,8 +111,8 @@ func (a *app) input(from string) ([]byte, error) {
 	return text, err
 }
 
-// infer runs a JSON object, or each of a list of them.
-func infer(ctx context.Context, m *engine.Model, text []byte, timeout time.Duration) (any, error) {
+// infer runs a JSON object or an image, or each of a list of objects.
+func infer(ctx context.Context, m *loaded, text []byte, timeout time.Duration) (any, error) {
 	var list []json.RawMessage
 	if text = bytes.TrimSpace(text); !bytes.HasPrefix(text, []byte("[")) {
 		return once(ctx, m, text, timeout)
@@ -130,13 +131,13 @@ func infer(ctx context.Context, m *engine.Model, text []byte, timeout time.Durat
 	return answers, nil
 }
 
-func once(ctx context.Context, m *engine.Model, text []byte, timeout time.Duration) (engine.Tensors, error) {
-	values, err := server.Inputs(m.Info, text)
+func once(ctx context.Context, m *loaded, text []byte, timeout time.Duration) (engine.Tensors, error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	values, err := m.inputs(ctx, text)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
 	out, err := m.Run(ctx, values)
 	if errors.Is(err, engine.ErrTimeout) && errors.Is(err, context.DeadlineExceeded) {
 		err = fmt.Errorf("the run did not end within runtime.timeout (%s)", timeout)

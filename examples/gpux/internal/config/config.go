@@ -37,6 +37,8 @@ type Config struct {
 	Serving     Serving        `yaml:"serving"`
 	Metadata    map[string]any `yaml:"metadata"`
 
+	Preprocessing Preprocessing `yaml:"preprocessing"`
+
 	// Path is the file, and Dir its folder.
 	Path, Dir string `yaml:"-"`
 }
@@ -96,6 +98,36 @@ type Serving struct {
 	MaxWorkers int `yaml:"max_workers"`
 	// Queue is the number of requests that may wait. The default is 64 for each worker.
 	Queue int `yaml:"queue"`
+}
+
+// Preprocessing is how texts and images become tensors.
+type Preprocessing struct {
+	// Tokenizer is the path of the tokenizer.json, relative to the folder of gpux.yml.
+	Tokenizer string `yaml:"tokenizer"`
+	// MaxLength is the most tokens of a text. Longer texts are cut.
+	MaxLength int `yaml:"max_length"`
+	// Resize is the width and height that images are scaled to.
+	Resize []int `yaml:"resize"`
+	// Normalize is "imagenet" for the mean and standard deviation of ImageNet, or "custom" for those of
+	// Custom, which are also used without it.
+	Normalize string `yaml:"normalize"`
+	Custom    Custom `yaml:"custom"`
+}
+
+// Custom is what Preprocessing has no other key for.
+type Custom struct {
+	// Mean and Std are one value, or one for each channel, of pixels from 0 to 1.
+	Mean []float64 `yaml:"mean"`
+	Std  []float64 `yaml:"std"`
+	// Resize is Preprocessing.Resize.
+	Resize []int `yaml:"resize"`
+	// Crop is the width and height that is cut from the centre after the scaling.
+	Crop []int `yaml:"crop"`
+}
+
+// Images says whether images are prepared.
+func (p Preprocessing) Images() bool {
+	return p.Resize != nil || p.Normalize != "" || p.Custom.Mean != nil || p.Custom.Std != nil || p.Custom.Crop != nil
 }
 
 // Duration is a number of seconds, or a text such as 500ms.
@@ -167,9 +199,8 @@ func at(n *yaml.Node, format string, args ...any) error {
 
 // later are keys of the original that this version does not have, and what to do instead.
 var later = map[string]string{
-	"preprocessing":      "preprocessing is not supported; send tensors",
 	"runtime.batch_size": "runtime.batch_size is not supported; use serving.batch_size",
-	"inputs.max_length":  "max_length belongs to a tokenizer, which is not supported",
+	"inputs.max_length":  "max_length of an input is not supported; use preprocessing.max_length",
 }
 
 // Read reads a file, or gpux.yml of a folder.
@@ -377,6 +408,9 @@ func (c *Config) validate(root *yaml.Node) error {
 	case c.Runtime.Threads < 0 || c.Runtime.Threads > 1024:
 		return fail([]string{"runtime", "threads"}, "runtime.threads must be 0 to 1024")
 	}
+	if key, err := c.Preprocessing.complete(); err != nil {
+		return fail([]string{"preprocessing", key}, "preprocessing.%w", err)
+	}
 	for _, list := range []struct {
 		key   string
 		ports Ports
@@ -399,12 +433,71 @@ func (c *Config) validate(root *yaml.Node) error {
 	return nil
 }
 
+// maxSide bounds the width and height that images are scaled to.
+const maxSide = 2048
+
+// complete checks the values, and moves them to where they are used. It returns the key of an error.
+func (p *Preprocessing) complete() (string, error) {
+	if p.Tokenizer == "" && p.MaxLength != 0 {
+		return "max_length", errors.New("max_length needs preprocessing.tokenizer")
+	}
+	if p.MaxLength < 0 || p.MaxLength > 1<<20 {
+		return "max_length", errors.New("max_length must be 1 to 1048576")
+	}
+	if p.Resize != nil && p.Custom.Resize != nil {
+		return "custom", errors.New("custom.resize is preprocessing.resize, which is there too")
+	}
+	if p.Resize == nil {
+		p.Resize, p.Custom.Resize = p.Custom.Resize, nil
+	}
+	for key, size := range map[string][]int{"resize": p.Resize, "custom.crop": p.Custom.Crop} {
+		if size != nil && (len(size) != 2 || min(size[0], size[1]) < 1 || max(size[0], size[1]) > maxSide) {
+			return key, fmt.Errorf("%s must be a width and a height of 1 to %d", key, maxSide)
+		}
+	}
+	if r, c := p.Resize, p.Custom.Crop; r != nil && c != nil && (c[0] > r[0] || c[1] > r[1]) {
+		return "custom", errors.New("custom.crop is larger than preprocessing.resize")
+	}
+	switch p.Normalize {
+	case "imagenet": // the mean and standard deviation of its training images, as torchvision has them
+		if p.Custom.Mean != nil || p.Custom.Std != nil {
+			return "custom", errors.New("custom.mean and custom.std contradict preprocessing.normalize")
+		}
+		p.Custom.Mean, p.Custom.Std = []float64{0.485, 0.456, 0.406}, []float64{0.229, 0.224, 0.225}
+	case "custom":
+		if p.Custom.Mean == nil || p.Custom.Std == nil {
+			return "normalize", errors.New("normalize custom needs custom.mean and custom.std")
+		}
+	case "":
+	default:
+		return "normalize", fmt.Errorf("normalize is %q and must be imagenet or custom", p.Normalize)
+	}
+	for _, v := range p.Custom.Std {
+		if v <= 0 {
+			return "custom", errors.New("custom.std must be above 0")
+		}
+	}
+	return "", nil
+}
+
 // ModelPath returns the path of the .onnx file.
 func (c *Config) ModelPath() string {
-	if filepath.IsAbs(c.Model.Source) {
-		return c.Model.Source
+	return c.resolve(c.Model.Source)
+}
+
+// TokenizerPath returns the path of the tokenizer.json, or "" if there is none.
+func (c *Config) TokenizerPath() string {
+	if c.Preprocessing.Tokenizer == "" {
+		return ""
 	}
-	return filepath.Join(c.Dir, c.Model.Source)
+	return c.resolve(c.Preprocessing.Tokenizer)
+}
+
+func (c *Config) resolve(path string) string {
+	if filepath.IsAbs(path) {
+		return path
+	}
+	return filepath.Join(c.Dir, path)
 }
 
 // Agree says in one sentence where the declared inputs and outputs differ from the model's.

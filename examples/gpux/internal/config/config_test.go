@@ -41,6 +41,14 @@ func TestParse(t *testing.T) {
 		assert.Equal(t, Bytes(3<<29), c.Runtime.GPU.Memory)
 		assert.Equal(t, Duration(250*time.Millisecond), c.Runtime.Timeout)
 	})
+	t.Run("preprocessing", func(t *testing.T) {
+		c, err := Parse([]byte(head + ports + "preprocessing: {tokenizer: t.json, max_length: 8, normalize: imagenet, custom: {resize: [4, 5], crop: [3, 2]}}\n"))
+		require.NoError(t, err)
+		assert.Equal(t, []int{4, 5}, c.Preprocessing.Resize)
+		assert.Equal(t, []float64{0.229, 0.224, 0.225}, c.Preprocessing.Custom.Std)
+		assert.True(t, c.Preprocessing.Images())
+		assert.Equal(t, "t.json", c.TokenizerPath())
+	})
 	t.Run("a variable in a number", func(t *testing.T) {
 		c, err := Parse([]byte(head + ports + "serving:\n  port: ${GPUX_TEST_PORT}\n"))
 		require.NoError(t, err)
@@ -50,7 +58,16 @@ func TestParse(t *testing.T) {
 		"an unknown key":                 {head + ports + "serving:\n  prot: 80\n", "line 6: there is no key serving.prot; did you mean port?"},
 		"an unknown key of an input":     {head + "inputs:\n- {name: x, tipe: float32}\noutputs: {y: float32}\n", "line 4: there is no key inputs.tipe; did you mean type?"},
 		"a key without a near one":       {head + ports + "letterbox: true\n", "line 5: there is no key letterbox"},
-		"a key that is not supported":    {head + ports + "preprocessing: {resize: [1, 1]}\n", "line 5: preprocessing is not supported; send tensors"},
+		"a length without a tokenizer":   {head + ports + "preprocessing:\n  max_length: 8\n", "line 6: preprocessing.max_length needs preprocessing.tokenizer"},
+		"a length below 1":               {head + ports + "preprocessing: {tokenizer: t, max_length: -1}\n", "preprocessing.max_length must be 1 to 1048576"},
+		"one side":                       {head + ports + "preprocessing: {resize: [1]}\n", "line 5: preprocessing.resize must be a width and a height of 1 to 2048"},
+		"a huge side":                    {head + ports + "preprocessing: {custom: {crop: [1, 2049]}}\n", "preprocessing.custom.crop must be a width"},
+		"a crop of more than the image":  {head + ports + "preprocessing: {resize: [8, 8], custom: {crop: [9, 8]}}\n", "custom.crop is larger"},
+		"two sizes":                      {head + ports + "preprocessing: {resize: [8, 8], custom: {resize: [9, 8]}}\n", "custom.resize is preprocessing.resize"},
+		"another normalization":          {head + ports + "preprocessing: {normalize: bert}\n", `normalize is "bert" and must be imagenet or custom`},
+		"a normalization without values": {head + ports + "preprocessing: {normalize: custom}\n", "needs custom.mean and custom.std"},
+		"two normalizations":             {head + ports + "preprocessing: {normalize: imagenet, custom: {mean: [1]}}\n", "contradict"},
+		"a deviation of 0":               {head + ports + "preprocessing: {custom: {mean: [0], std: [0]}}\n", "custom.std must be above 0"},
 		"another key":                    {head + ports + "runtime:\n  batch_size: 2\n", "line 6: runtime.batch_size is not supported; use serving.batch_size"},
 		"a key that is there twice":      {head + ports + "version: '1'\nversion: '2'\n", "line 6"},
 		"no name":                        {"model: {source: m.onnx}\n" + ports, "line 1: name is missing"},
@@ -72,7 +89,7 @@ func TestParse(t *testing.T) {
 		"an input that is there twice":   {head + "inputs: [{name: x, type: bool}, {name: x, type: bool}]\noutputs: {y: float32}\n", "inputs has x twice"},
 		"inputs that are neither":        {head + "inputs: 3\noutputs: {y: float32}\n", "it must be a list, or a map"},
 		"too large a batch":              {head + ports + "serving: {batch_size: 100000}\n", "serving.batch_size must be 1 to 4096"},
-		"max_length without a tokenizer": {head + "inputs:\n- {name: x, type: float32, max_length: 3}\noutputs: {y: float32}\n", "max_length belongs to a tokenizer"},
+		"max_length without a tokenizer": {head + "inputs:\n- {name: x, type: float32, max_length: 3}\noutputs: {y: float32}\n", "use preprocessing.max_length"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, err := Parse([]byte(c.text))

@@ -98,6 +98,28 @@ func Check(inputs []onnx.Value, values Tensors) error {
 	return nil
 }
 
+// Zeros returns inputs with zeros, or with empty strings. A first dimension that the model leaves open
+// gets the size rows, and others the size 1.
+func Zeros(inputs []onnx.Value, rows int64) (Tensors, error) {
+	values := Tensors{}
+	for _, in := range inputs {
+		shape := in.Shape()
+		for i, size := range shape {
+			if size < 0 && i == 0 {
+				shape[i] = rows
+			} else if size < 0 {
+				shape[i] = 1
+			}
+		}
+		t, err := tensor.New(in.DType, shape)
+		if err != nil {
+			return nil, err
+		}
+		values[in.Name] = t
+	}
+	return values, nil
+}
+
 // Names returns the names of inputs or outputs.
 func Names(values []onnx.Value) []string {
 	list := make([]string, len(values))

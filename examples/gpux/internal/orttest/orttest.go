@@ -27,10 +27,15 @@ func Open(t testing.TB) {
 	require.NoError(t, engine.Open(found.Path))
 }
 
-// Digits returns the folder of the example model.
-func Digits() string {
+// Digits returns the folder of the example model for images.
+func Digits() string { return folder("digits") }
+
+// Languages returns the folder of the example model for texts.
+func Languages() string { return folder("languages") }
+
+func folder(name string) string {
 	_, file, _, _ := runtime.Caller(0)
-	return filepath.Join(filepath.Dir(file), "..", "..", "digits")
+	return filepath.Join(filepath.Dir(file), "..", "..", name)
 }
 
 // Expected is what the framework that trained the model computes for images that it did not see.
@@ -40,11 +45,32 @@ type Expected struct {
 	Logits [][]float32     `json:"logits"`
 }
 
-// ReadExpected returns the expected outputs of the example model.
+// ReadExpected returns the expected outputs of the model for images.
 func ReadExpected(t testing.TB) (e Expected) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join(Digits(), "expected.json"))
-	require.NoError(t, err)
-	require.NoError(t, json.Unmarshal(text, &e))
+	read(t, Digits(), &e)
 	return e
+}
+
+// ExpectedTexts is what the framework computes for texts that the training did not see.
+type ExpectedTexts struct {
+	Text        []string    `json:"text"`
+	IDs         [][]int64   `json:"ids"`
+	Language    []string    `json:"language"`
+	Probability [][]float32 `json:"probability"`
+}
+
+// ReadExpectedTexts returns the expected outputs of the model for texts.
+func ReadExpectedTexts(t testing.TB) (e ExpectedTexts) {
+	t.Helper()
+	read(t, Languages(), &e)
+	require.Len(t, e.Text, 40)
+	return e
+}
+
+func read(t testing.TB, dir string, into any) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(dir, "expected.json"))
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(text, into))
 }

@@ -8,11 +8,13 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"go.yaml.in/yaml/v3"
 
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/onnx"
+	"github.com/gpuflight/gpuflight/examples/gpux/internal/tokenizer"
 )
 
 // described is the gpux.yml of a model that came without one.
@@ -22,8 +24,9 @@ type described struct {
 	Model   struct {
 		Source string `yaml:"source"`
 	} `yaml:"model"`
-	Inputs  []port `yaml:"inputs"`
-	Outputs []port `yaml:"outputs"`
+	Preprocessing map[string]string `yaml:"preprocessing,omitempty"`
+	Inputs        []port            `yaml:"inputs"`
+	Outputs       []port            `yaml:"outputs"`
 }
 
 type port struct {
@@ -44,6 +47,9 @@ func generate(root *os.Root, model string, e Entry) ([]byte, error) {
 	for _, v := range info.Inputs {
 		d.Inputs = append(d.Inputs, declare(v))
 	}
+	if file := tokens(root, model); file != "" && slices.ContainsFunc(info.Inputs, func(v onnx.Value) bool { return v.Name == "input_ids" }) {
+		d.Preprocessing = map[string]string{"tokenizer": file}
+	}
 	labels := classes(root, model)
 	for _, v := range info.Outputs {
 		p := declare(v)
@@ -62,9 +68,23 @@ func generate(root *os.Root, model string, e Entry) ([]byte, error) {
 
 func declare(v onnx.Value) port { return port{Name: v.Name, Type: v.DType.String(), Shape: v.Shape()} }
 
+// tokens returns the tokenizer.json of the model, if it is supported. Without it, the model takes token
+// ids.
+func tokens(root *os.Root, model string) string {
+	for _, name := range beside(model, "tokenizer.json") {
+		if _, err := tokenizer.ReadFile(filepath.Join(root.Name(), filepath.FromSlash(name))); err == nil {
+			return name
+		}
+	}
+	return ""
+}
+
+// beside returns the places of a file that belongs to the model.
+func beside(model, name string) []string { return []string{name, path.Join(path.Dir(model), name)} }
+
 // classes returns the names of the classes in the config.json of the model: id2label of Hugging Face.
 func classes(root *os.Root, model string) []string {
-	for _, name := range []string{"config.json", path.Join(path.Dir(model), "config.json")} {
+	for _, name := range beside(model, "config.json") {
 		text, err := root.ReadFile(filepath.FromSlash(name))
 		var c struct {
 			Labels map[string]string `json:"id2label"`

@@ -4,9 +4,12 @@ package server
 
 import (
 	"maps"
+	"slices"
 
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/config"
+	"github.com/gpuflight/gpuflight/examples/gpux/internal/engine"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/onnx"
+	"github.com/gpuflight/gpuflight/examples/gpux/internal/preprocess"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/tensor"
 )
 
@@ -88,45 +91,159 @@ func ports(values []onnx.Value, declared config.Ports) []Port {
 	return list
 }
 
-func (s *Server) info() any {
+func (s *Server) info(m *Served) any {
 	return struct {
 		Info
 		Provider any    `json:"provider"`
 		Rejected any    `json:"rejected_providers,omitempty"`
 		Runtime  string `json:"onnxruntime"`
-	}{Describe(s.o.Config, s.o.Info, s.o.Config.ModelPath(), s.o.Size), s.o.Selection.Provider, s.o.Selection.Rejected, s.o.Runtime}
+	}{Describe(m.Config, m.Info, m.Config.ModelPath(), m.Size), m.Selection.Provider, m.Selection.Rejected, s.o.Runtime}
 }
 
-// openAPI describes /predict for this model.
+// object is a node of the OpenAPI document.
+type object = map[string]any
+
+// openAPI describes the routes, and the inputs and outputs of the models.
 func (s *Server) openAPI() any {
-	object := func(values []onnx.Value) any {
-		properties, required := map[string]any{}, []string{}
-		for _, v := range values {
-			properties[v.Name] = schema(v)
-			required = append(required, v.Name)
+	content := func(schema any) object { return object{"application/json": object{"schema": schema}} }
+	plain := func(text string) object { return object{"description": text, "content": content(object{})} }
+	failure := content(object{"type": "object", "properties": object{"detail": object{"type": "string"}}})
+	responses := func(ok object) object {
+		all := object{"200": ok}
+		for code, text := range map[string]string{
+			"400": "the inputs do not fit the model", "401": "the API key is missing or wrong", "404": "there is no such model", "408": "the body did not arrive in time",
+			"413": "the body is too large", "429": "too many requests are waiting", "500": "the run failed", "503": "the server is stopping, or has too many bodies in memory", "504": "the run did not end within the time limit",
+		} {
+			all[code] = object{"description": text, "content": failure}
 		}
-		return map[string]any{"type": "object", "properties": properties, "required": required}
+		return all
 	}
-	content := func(schema any) any {
-		return map[string]any{"application/json": map[string]any{"schema": schema}}
+	get := func(summary string, parameters []any, failures ...string) object {
+		answers := object{"200": plain("the answer")}
+		for _, code := range failures {
+			answers[code] = object{"description": "there is no such model, or it is not ready", "content": failure}
+		}
+		return object{"get": object{"summary": summary, "parameters": append([]any{}, parameters...), "responses": answers}}
 	}
-	failure := content(map[string]any{"type": "object", "properties": map[string]any{"detail": map[string]any{"type": "string"}}})
-	responses := map[string]any{"200": map[string]any{"description": "the outputs", "content": content(object(s.o.Info.Outputs))}}
-	for code, text := range map[string]string{
-		"400": "the inputs do not fit the model", "401": "the API key is missing or wrong", "408": "the body did not arrive in time", "413": "the body is too large", "429": "too many requests are waiting",
-		"500": "the run failed", "503": "the server is stopping", "504": "the run did not end within the time limit",
-	} {
-		responses[code] = map[string]any{"description": text, "content": failure}
+	names, versions, inputs, outputs, images := []any{}, []any{}, []any{}, []any{}, false
+	for _, m := range s.models {
+		if !slices.Contains(names, any(m.Config.Name)) {
+			names = append(names, m.Config.Name)
+		}
+		if !slices.Contains(versions, any(m.version())) {
+			versions = append(versions, m.version())
+		}
+		inputs, outputs = append(inputs, m.inputSchema()), append(outputs, objectOf(m, engine.Names(m.Info.Outputs), schemas(m.Info.Outputs)))
+		images = images || m.Preprocessor.ImageInput() != ""
 	}
-	return map[string]any{
-		"openapi": "3.1.0",
-		"info":    map[string]any{"title": s.o.Config.Name, "version": s.version(), "description": s.o.Config.Description},
-		"paths": map[string]any{"/predict": map[string]any{"post": map[string]any{
-			"summary":     "Run the model.",
-			"requestBody": map[string]any{"required": true, "content": content(object(s.o.Info.Inputs))},
-			"responses":   responses,
-		}}},
+	parameter := func(name, in string, values []any) any {
+		return object{"name": name, "in": in, "required": in == "path", "schema": object{"type": "string", "enum": values}}
 	}
+	inQuery := []any{parameter("model", "query", names), parameter("version", "query", versions)}
+	inPath := []any{parameter("model", "path", names)}
+	withVersion := []any{parameter("model", "path", names), parameter("version", "path", versions)}
+	predict := content(object{"anyOf": inputs})
+	if images {
+		for _, kind := range []string{"image/png", "image/jpeg"} {
+			predict[kind] = object{"schema": object{"type": "string", "format": "binary"}}
+		}
+	}
+	infer := func(parameters []any) object {
+		tensors := func(required ...string) object {
+			return object{"type": "array", "items": object{"type": "object", "required": required, "properties": object{
+				"name": object{"type": "string"}, "shape": object{"type": "array", "items": object{"type": "integer"}},
+				"datatype": object{"type": "string"}, "data": object{"type": "array"}, "parameters": object{"type": "object"},
+			}}}
+		}
+		request := object{"type": "object", "required": []string{"inputs"}, "properties": object{
+			"id": object{"type": "string"}, "inputs": tensors("name", "shape", "datatype"), "outputs": tensors("name"), "parameters": object{"type": "object"},
+		}}
+		answer := object{"type": "object", "properties": object{
+			"model_name": object{"type": "string"}, "model_version": object{"type": "string"}, "id": object{"type": "string"}, "outputs": tensors("name", "shape", "datatype"),
+		}}
+		return object{"post": object{
+			"summary": "Run a model, in version 2 of KServe's protocol.", "parameters": parameters,
+			"requestBody": object{"required": true, "content": content(request)},
+			"responses":   responses(object{"description": "the outputs", "content": content(answer)}),
+		}}
+	}
+	first := s.models[0]
+	info := object{"title": "gpux", "version": first.version()}
+	if len(s.models) == 1 {
+		info["title"], info["description"] = first.Config.Name, first.Config.Description
+	}
+	document := object{
+		"openapi": "3.1.0", "info": info,
+		"paths": object{
+			"/predict": object{"post": object{
+				"summary": "Run a model.", "parameters": inQuery,
+				"requestBody": object{"required": true, "content": predict},
+				"responses":   responses(object{"description": "the outputs", "content": content(object{"anyOf": outputs})}),
+			}},
+			"/health":          get("Whether the server answers requests.", nil, "503"),
+			"/info":            get("What a model is.", inQuery, "404"),
+			"/metrics":         get("Metrics, as text of Prometheus if the request accepts it.", inQuery, "404"),
+			"/v2":              get("The server and the extensions of the protocol that it has.", nil),
+			"/v2/health/live":  get("Whether the server runs.", nil),
+			"/v2/health/ready": get("Whether the server answers requests.", nil, "503"),
+			"/v2/repository/index": object{"post": object{
+				"summary": "The models and their versions.", "responses": object{"200": plain("the list")},
+			}},
+		},
+	}
+	paths := document["paths"].(object)
+	for path, parameters := range map[string][]any{"/v2/models/{model}": inPath, "/v2/models/{model}/versions/{version}": withVersion} {
+		paths[path] = get("The inputs and outputs of a model.", parameters, "404")
+		paths[path+"/ready"] = get("Whether a model answers requests.", parameters, "404", "503")
+		paths[path+"/infer"] = infer(parameters)
+	}
+	if len(s.o.Keys) > 0 {
+		document["components"] = object{"securitySchemes": object{"key": object{"type": "http", "scheme": "bearer"}}}
+		for _, path := range paths {
+			if post, ok := path.(object)["post"].(object); ok && post["requestBody"] != nil {
+				post["security"] = []any{object{"key": []any{}}}
+			}
+		}
+	}
+	return document
+}
+
+// schemas are those of inputs or outputs, in their order.
+func schemas(values []onnx.Value) (list []any) {
+	for _, v := range values {
+		list = append(list, schema(v))
+	}
+	return list
+}
+
+// objectOf is an object with these properties.
+func objectOf(m *Served, names []string, schemas []any) any {
+	properties := object{}
+	for i, name := range names {
+		properties[name] = schemas[i]
+	}
+	return object{"title": m.Config.Name + " " + m.version(), "type": "object", "properties": properties, "required": names}
+}
+
+// inputSchema has the texts and images that are accepted instead of tensors.
+func (m *Served) inputSchema() any {
+	one := object{"type": "string"}
+	texts := object{"anyOf": []any{one, object{"type": "array", "items": one}}}
+	var names []string
+	var all []any
+	if m.Preprocessor.Texts() {
+		names, all = append(names, preprocess.TextInput), append(all, texts)
+	}
+	for _, v := range m.Info.Inputs {
+		s := schema(v)
+		if v.Name == m.Preprocessor.ImageInput() {
+			s = object{"description": "a PNG or JPEG file in base64, or its tensor", "anyOf": []any{one, object{"type": "array", "items": one}, s}}
+		}
+		if !m.Preprocessor.FromText(v.Name) {
+			names, all = append(names, v.Name), append(all, s)
+		}
+	}
+	return objectOf(m, names, all)
 }
 
 // schema is nested arrays to the depth of the shape.

@@ -44,8 +44,9 @@ func echoServer(t testing.TB, o server.Options) *server.Server {
 	info.Outputs = info.Inputs
 	c, err := config.Parse([]byte(yml + "}\noutputs: {int8: int8}\n"))
 	require.NoError(t, err)
-	o.Config, o.Model, o.Info = c, echo{}, info
-	s := server.New(o)
+	o.Models = []server.Served{{Config: c, Model: echo{}, Info: info}}
+	s, err := server.New(o)
+	require.NoError(t, err)
 	t.Cleanup(s.Close)
 	return s
 }

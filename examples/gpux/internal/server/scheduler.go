@@ -50,7 +50,7 @@ type scheduler struct {
 	inputs  []onnx.Value
 	batch   int64
 	timeout time.Duration
-	metrics *metrics
+	metrics *modelMetrics
 
 	queue   chan *job
 	workers sync.WaitGroup
@@ -58,12 +58,18 @@ type scheduler struct {
 	closed  bool
 }
 
-func newScheduler(model Model, info *onnx.Model, workers, queue, batch int, timeout time.Duration, m *metrics) *scheduler {
-	s := &scheduler{model: model, inputs: info.Inputs, batch: 1, timeout: timeout, metrics: m, queue: make(chan *job, queue)}
-	if batchable(info) {
-		s.batch = int64(batch)
+// newScheduler starts the workers of a model.
+func newScheduler(m *Served, all *metrics) *scheduler {
+	serving := m.Config.Serving
+	queue := make(chan *job, serving.Queue)
+	s := &scheduler{
+		model: m.Model, inputs: m.Info.Inputs, batch: 1, timeout: time.Duration(m.Config.Runtime.Timeout), queue: queue,
+		metrics: all.of(m.Config.Name, m.version(), func() float64 { return float64(len(queue)) }),
 	}
-	for range workers {
+	if batchable(m.Info) {
+		s.batch = int64(serving.BatchSize)
+	}
+	for range serving.MaxWorkers {
 		s.workers.Go(s.work)
 	}
 	return s
@@ -112,6 +118,25 @@ func (s *scheduler) put(j *job) error {
 		return nil
 	default:
 		return errBusy
+	}
+}
+
+// warm runs zeros with the numbers of rows that batches have: the powers of two and the largest. The
+// first runs of a size take longer, above all on a GPU.
+func (s *scheduler) warm(ctx context.Context) error {
+	ctx, span := otel.Tracer(scopeName).Start(ctx, "warm-up")
+	defer span.End()
+	for rows := int64(1); ; rows = min(2*rows, s.batch) {
+		values, err := engine.Zeros(s.inputs, rows)
+		if err != nil {
+			return err
+		}
+		bound, cancel := context.WithTimeout(ctx, s.timeout)
+		_, err = s.model.Run(bound, values)
+		cancel()
+		if err != nil || rows == s.batch {
+			return err
+		}
 	}
 }
 

@@ -3,6 +3,7 @@
 package server
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -14,6 +15,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,10 +23,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.opentelemetry.io/contrib/instrumentation/net/http/otelhttp"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/config"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/engine"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/onnx"
+	"github.com/gpuflight/gpuflight/examples/gpux/internal/preprocess"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/tensor"
 )
 
@@ -35,67 +40,158 @@ const (
 	readTimeout = time.Minute
 )
 
-// Options of a server.
-type Options struct {
+// Served is a version of a model that the server answers for.
+type Served struct {
 	Config    *config.Config
 	Info      *onnx.Model
 	Model     Model
 	Selection engine.Selection
 	// Size is the size of the model's file in bytes.
 	Size int64
+	// Preprocessor prepares texts and images; nil means none.
+	Preprocessor *preprocess.Preprocessor
+
+	scheduler *scheduler
+}
+
+func (m *Served) version() string { return cmp.Or(m.Config.Model.Version, m.Config.Version) }
+
+// Options of a server.
+type Options struct {
+	// Models are at least one. A client that names no version gets the first one of a name.
+	Models []Served
 	// Runtime is the version of ONNX Runtime.
 	Runtime string
-	// Key must be sent as bearer token with each inference request. Empty means none.
-	Key string
+	// Keys has the bearer tokens of inference requests, which must send one of them. None means that
+	// requests need no key.
+	Keys []string
 	// ReadTimeout is the longest that a body may take to arrive; 0 means a minute.
 	ReadTimeout time.Duration
 	// MaxBodies bounds the bytes of all bodies in memory; 0 means 512 MiB.
 	MaxBodies int64
+	// Warn writes a line to the log.
+	Warn func(format string, args ...any)
 }
 
-// Server answers requests for one model.
+// Server answers requests for its models.
 type Server struct {
-	o         Options
-	scheduler *scheduler
-	metrics   *metrics
-	ready     atomic.Bool
-	bodies    budget
-	handler   http.Handler
+	o       Options
+	models  []*Served
+	metrics *metrics
+	bodies  budget
+	handler http.Handler
+
+	warming, stopping atomic.Bool
 }
 
 // New returns a server that is ready. Close ends it.
-func New(o Options) *Server {
+func New(o Options) (*Server, error) {
 	o.ReadTimeout, o.MaxBodies = cmp.Or(o.ReadTimeout, readTimeout), cmp.Or(o.MaxBodies, maxBodies)
-	s := &Server{o: o, bodies: budget{limit: o.MaxBodies}}
-	s.metrics = newMetrics(func() float64 { return float64(len(s.scheduler.queue)) })
-	c := o.Config
-	s.scheduler = newScheduler(o.Model, o.Info, c.Serving.MaxWorkers, c.Serving.Queue, c.Serving.BatchSize, time.Duration(c.Runtime.Timeout), s.metrics)
+	s := &Server{o: o, metrics: newMetrics(), bodies: budget{limit: o.MaxBodies}}
+	for i := range o.Models {
+		m := &o.Models[i]
+		if _, err := s.find(m.Config.Name, m.version()); err == nil {
+			return nil, fmt.Errorf("the version %s of the model %s is there twice: set model.version in one gpux.yml", m.version(), m.Config.Name)
+		}
+		s.models = append(s.models, m)
+	}
+	for _, m := range s.models {
+		m.scheduler = newScheduler(m, s.metrics)
+	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", s.health)
-	mux.HandleFunc("GET /info", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, s.info()) })
+	mux.HandleFunc("GET /info", s.chosen(func(w http.ResponseWriter, _ *http.Request, m *Served) { reply(w, http.StatusOK, s.info(m)) }))
 	mux.HandleFunc("GET /metrics", s.serveMetrics)
 	mux.HandleFunc("GET /openapi.json", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, s.openAPI()) })
-	mux.HandleFunc("POST /predict", s.inference(s.predict))
+	mux.HandleFunc("POST /predict", s.chosen(s.inference(s.predict)))
 	s.routeV2(mux)
 	s.handler = otelhttp.NewHandler(mux, "gpux",
 		otelhttp.WithSpanNameFormatter(func(_ string, r *http.Request) string { return r.Method + " " + r.URL.Path }),
 		otelhttp.WithFilter(func(r *http.Request) bool { return r.Method == http.MethodPost }))
-	s.ready.Store(true)
-	return s
+	return s, nil
+}
+
+// WarmUp runs each model with the sizes of its batches. Until it returns, the server is not ready; it
+// answers requests nevertheless. A model that fails is reported only, because zeros may be no valid
+// input.
+func (s *Server) WarmUp(ctx context.Context) {
+	s.warming.Store(true)
+	for _, m := range s.models {
+		if err := m.scheduler.warm(ctx); err != nil && ctx.Err() == nil {
+			s.o.Warn("the model %s could not be warmed up: %v", m.Config.Name, err)
+		}
+	}
+	s.warming.Store(false)
+}
+
+func (s *Server) ready() bool { return !s.warming.Load() && !s.stopping.Load() }
+
+// find returns a version of a model. An empty version means the first one.
+func (s *Server) find(name, version string) (*Served, error) {
+	var versions, names []string
+	for _, m := range s.models {
+		if m.Config.Name == name {
+			if version == "" || m.version() == version {
+				return m, nil
+			}
+			versions = append(versions, m.version())
+		}
+		if !slices.Contains(names, m.Config.Name) {
+			names = append(names, m.Config.Name)
+		}
+	}
+	if versions != nil {
+		return nil, &problem{http.StatusNotFound, fmt.Sprintf("the model '%s' has no version '%s'; it has %s", name, version, strings.Join(versions, ", "))}
+	}
+	return nil, &problem{http.StatusNotFound, fmt.Sprintf("there is no model '%s'; there is %s", name, strings.Join(names, ", "))}
+}
+
+// choose returns the model that the query of a request names, or the only one.
+func (s *Server) choose(r *http.Request) (*Served, error) {
+	name := r.URL.Query().Get("model")
+	if name == "" {
+		if name = s.models[0].Config.Name; slices.ContainsFunc(s.models, func(m *Served) bool { return m.Config.Name != name }) {
+			return nil, bad("the server has several models: add ?model=NAME")
+		}
+	}
+	return s.find(name, r.URL.Query().Get("version"))
+}
+
+// handler answers for a model.
+type handler func(w http.ResponseWriter, r *http.Request, m *Served)
+
+// chosen wraps the handler of a route without the name of the model.
+func (s *Server) chosen(f handler) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		m, err := s.choose(r)
+		if err != nil {
+			fail(w, err)
+			return
+		}
+		f(w, r, m)
+	}
 }
 
 // ServeHTTP answers a request.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
 
 // Close runs what waits and releases the workers. Call it after the last request was answered.
-func (s *Server) Close() { s.scheduler.close() }
+func (s *Server) Close() {
+	for _, m := range s.models {
+		m.scheduler.close()
+	}
+}
 
 // Serve answers connections of the listener until ctx ends. Then it is no longer ready, refuses new
 // connections, answers the requests that it has, for at most grace, and returns.
 func (s *Server) Serve(ctx context.Context, l net.Listener, grace time.Duration) error {
+	longest := time.Duration(0)
+	for _, m := range s.models {
+		longest = max(longest, time.Duration(m.Config.Serving.Timeout))
+	}
 	server := &http.Server{
 		Handler: s, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: s.o.ReadTimeout, IdleTimeout: 2 * time.Minute,
-		WriteTimeout: s.o.ReadTimeout + time.Duration(s.o.Config.Serving.Timeout) + time.Minute, MaxHeaderBytes: 1 << 16,
+		WriteTimeout: s.o.ReadTimeout + longest + time.Minute, MaxHeaderBytes: 1 << 16,
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- server.Serve(l) }()
@@ -104,7 +200,7 @@ func (s *Server) Serve(ctx context.Context, l net.Listener, grace time.Duration)
 		return err
 	case <-ctx.Done():
 	}
-	s.ready.Store(false)
+	s.stopping.Store(true)
 	bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), grace)
 	defer cancel()
 	err := server.Shutdown(bound)
@@ -159,10 +255,21 @@ func status(err error) (int, string) {
 	}
 }
 
+// fail answers with an error, and returns its status.
+func fail(w http.ResponseWriter, err error) int {
+	code, text := status(err)
+	if code == http.StatusTooManyRequests || code == http.StatusServiceUnavailable {
+		w.Header().Set("Retry-After", "1")
+	}
+	reply(w, code, map[string]string{"detail": text, "error": text})
+	return code
+}
+
 // inference wraps a route with the key, the limits, the time limit and the metrics.
-func (s *Server) inference(f func(w http.ResponseWriter, r *http.Request, body []byte) error) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
+func (s *Server) inference(f func(w http.ResponseWriter, r *http.Request, m *Served, body []byte) error) handler {
+	return func(w http.ResponseWriter, r *http.Request, m *Served) {
 		began := time.Now()
+		trace.SpanFromContext(r.Context()).SetAttributes(attribute.String("gpux.model.name", m.Config.Name), attribute.String("gpux.model.version", m.version()))
 		code := http.StatusOK
 		var err error
 		if s.allowed(r) {
@@ -172,8 +279,8 @@ func (s *Server) inference(f func(w http.ResponseWriter, r *http.Request, body [
 			if body, err = io.ReadAll(in); err != nil {
 				err = read(err)
 			} else {
-				ctx, cancel := context.WithTimeout(r.Context(), time.Duration(s.o.Config.Serving.Timeout))
-				err = f(w, r.WithContext(ctx), body)
+				ctx, cancel := context.WithTimeout(r.Context(), time.Duration(m.Config.Serving.Timeout))
+				err = f(w, r.WithContext(ctx), m, body)
 				cancel()
 			}
 		} else {
@@ -181,32 +288,36 @@ func (s *Server) inference(f func(w http.ResponseWriter, r *http.Request, body [
 			err = &problem{http.StatusUnauthorized, "the API key is missing or wrong"}
 		}
 		if err != nil {
-			var text string
-			code, text = status(err)
-			if code == http.StatusTooManyRequests || code == http.StatusServiceUnavailable {
-				w.Header().Set("Retry-After", "1")
-			}
-			reply(w, code, map[string]string{"detail": text, "error": text})
+			code = fail(w, err)
 		}
-		s.metrics.answered(r.Context(), code, time.Since(began))
+		m.scheduler.metrics.answered(r.Context(), code, time.Since(began))
 	}
 }
 
 func (s *Server) allowed(r *http.Request) bool {
-	if s.o.Key == "" {
-		return true
-	}
 	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	a, b := sha256.Sum256([]byte(token)), sha256.Sum256([]byte(s.o.Key))
-	return ok && subtle.ConstantTimeCompare(a[:], b[:]) == 1
+	sent, equal := sha256.Sum256([]byte(token)), 0
+	for _, key := range s.o.Keys {
+		digest := sha256.Sum256([]byte(key))
+		equal |= subtle.ConstantTimeCompare(sent[:], digest[:])
+	}
+	return len(s.o.Keys) == 0 || ok && equal == 1
 }
 
 func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
-	if !s.ready.Load() {
-		reply(w, http.StatusServiceUnavailable, map[string]string{"status": "stopping", "model": s.o.Config.Name})
-		return
+	answer := map[string]any{"status": "healthy", "model": s.models[0].Config.Name}
+	code := http.StatusOK
+	if !s.ready() {
+		answer["status"], code = "not ready", http.StatusServiceUnavailable
 	}
-	reply(w, http.StatusOK, map[string]string{"status": "healthy", "model": s.o.Config.Name})
+	if len(s.models) > 1 {
+		names := []string{}
+		for _, m := range s.models {
+			names = append(names, m.Config.Name)
+		}
+		answer["models"] = slices.Compact(names)
+	}
+	reply(w, code, answer)
 }
 
 // serveMetrics answers with Prometheus's text if it is asked for, and with the provider otherwise.
@@ -216,16 +327,18 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 		promhttp.HandlerFor(s.metrics.registry, promhttp.HandlerOpts{EnableOpenMetrics: true}).ServeHTTP(w, r)
 		return
 	}
-	reply(w, http.StatusOK, map[string]any{"provider": s.o.Selection.Provider, "rejected": s.o.Selection.Rejected, "runtime": s.o.Runtime})
+	s.chosen(func(w http.ResponseWriter, _ *http.Request, m *Served) {
+		reply(w, http.StatusOK, map[string]any{"provider": m.Selection.Provider, "rejected": m.Selection.Rejected, "runtime": s.o.Runtime})
+	})(w, r)
 }
 
-// predict reads {"input": value, …} and answers {"output": value, …}.
-func (s *Server) predict(w http.ResponseWriter, r *http.Request, body []byte) error {
-	values, err := Inputs(s.o.Info, body)
+// predict reads {"input": value, …} or an image, and answers {"output": value, …}.
+func (s *Server) predict(w http.ResponseWriter, r *http.Request, m *Served, body []byte) error {
+	values, err := Inputs(r.Context(), m.Info, m.Preprocessor, body)
 	if err != nil {
 		return err
 	}
-	out, err := s.scheduler.run(r.Context(), values)
+	out, err := m.scheduler.run(r.Context(), values)
 	if err != nil {
 		return err
 	}
@@ -276,17 +389,43 @@ func read(err error) error {
 	return bad("the body could not be read: %v", err)
 }
 
-// Inputs reads the inputs of a model from a JSON object. The errors are of the client, except none.
-func Inputs(info *onnx.Model, body []byte) (engine.Tensors, error) {
+// Inputs reads the inputs of a model from a JSON object, or from the file of an image. The preprocessor
+// may be nil. The errors are of the client, except that of ctx.
+func Inputs(ctx context.Context, info *onnx.Model, p *preprocess.Preprocessor, body []byte) (engine.Tensors, error) {
+	values := engine.Tensors{}
+	if preprocess.IsImage(body) {
+		if p.ImageInput() == "" {
+			return nil, bad("the body is an image, and gpux.yml has no preprocessing of images")
+		}
+		values[p.ImageInput()] = &tensor.Tensor{DType: tensor.String, Shape: []int64{1}, Strings: []string{string(body)}}
+		return values, prepare(ctx, p, values)
+	}
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(body, &fields); err != nil {
 		return nil, bad("the body is no JSON object: %v", err)
 	}
-	values := engine.Tensors{}
+	for name, raw := range fields {
+		if p.Texts() && name == preprocess.TextInput || p.ImageInput() != "" && name == p.ImageInput() && isText(raw) {
+			t, err := tensor.FromJSON(tensor.String, raw, nil)
+			if err != nil {
+				return nil, bad("Invalid input type for '%s': %v", name, err)
+			}
+			values[name] = t
+			delete(fields, name)
+		}
+	}
+	if err := prepare(ctx, p, values); err != nil {
+		return nil, err
+	}
 	for _, in := range info.Inputs {
 		raw, ok := fields[in.Name]
-		if !ok {
-			return nil, bad("Missing required input: '%s'", in.Name)
+		switch {
+		case ok && values[in.Name] != nil:
+			return nil, bad("the input '%s' is there, and text gives it too", in.Name)
+		case values[in.Name] != nil:
+			continue
+		case !ok:
+			return nil, missing(info, p, in.Name, func(name string) bool { return fields[name] != nil || values[name] != nil })
 		}
 		t, err := tensor.FromJSON(in.DType, raw, in.Shape())
 		if err != nil {
@@ -299,4 +438,29 @@ func Inputs(info *onnx.Model, body []byte) (engine.Tensors, error) {
 		return nil, bad("the model has no input '%s'", name)
 	}
 	return values, nil
+}
+
+// missing says that an input is missing: the text, if no other input that it gives is there.
+func missing(info *onnx.Model, p *preprocess.Preprocessor, name string, given func(name string) bool) error {
+	if p.FromText(name) && !slices.ContainsFunc(info.Inputs, func(in onnx.Value) bool { return p.FromText(in.Name) && given(in.Name) }) {
+		name = preprocess.TextInput
+	}
+	return bad("Missing required input: '%s'", name)
+}
+
+// isText says whether a JSON value is a string, or a list that begins with one.
+func isText(raw []byte) bool {
+	raw = bytes.TrimSpace(bytes.TrimPrefix(bytes.TrimSpace(raw), []byte("[")))
+	return bytes.HasPrefix(raw, []byte(`"`))
+}
+
+// prepare makes tensors of the texts and images. Errors except that of ctx are of the client.
+func prepare(ctx context.Context, p *preprocess.Preprocessor, values engine.Tensors) error {
+	if err := p.Apply(ctx, values); err != nil {
+		if ctx.Err() != nil {
+			return errors.Join(engine.ErrTimeout, err)
+		}
+		return bad("%v", err)
+	}
+	return nil
 }

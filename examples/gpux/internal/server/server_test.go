@@ -33,28 +33,44 @@ import (
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/engine"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/onnx"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/orttest"
+	"github.com/gpuflight/gpuflight/examples/gpux/internal/preprocess"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/server"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/tensor"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// digits serves the real model.
-func digits(t *testing.T, key string) *httptest.Server {
+// served opens a model of the repository.
+func served(t *testing.T, dir string) server.Served {
 	t.Helper()
 	orttest.Open(t)
-	c, err := config.Read(orttest.Digits())
+	c, err := config.Read(dir)
 	require.NoError(t, err)
 	m, err := engine.Load(c.ModelPath(), engine.Options{})
 	require.NoError(t, err)
-	s := server.New(server.Options{Config: c, Info: m.Info, Model: m, Selection: m.Selection, Runtime: engine.Version(), Key: key})
+	t.Cleanup(func() { assert.NoError(t, m.Close()) })
+	p, err := preprocess.New(c, m.Info)
+	require.NoError(t, err)
+	return server.Served{Config: c, Info: m.Info, Model: m, Selection: m.Selection, Preprocessor: p}
+}
+
+// serveModels serves models.
+func serveModels(t *testing.T, keys []string, models ...server.Served) *httptest.Server {
+	t.Helper()
+	s, err := server.New(server.Options{Models: models, Runtime: engine.Version(), Keys: keys})
+	require.NoError(t, err)
 	h := httptest.NewServer(s)
 	t.Cleanup(func() {
 		h.Close()
 		s.Close()
-		assert.NoError(t, m.Close())
 	})
 	return h
+}
+
+// digits serves the real model for images.
+func digits(t *testing.T, keys ...string) *httptest.Server {
+	t.Helper()
+	return serveModels(t, keys, served(t, orttest.Digits()))
 }
 
 // call sends a request and returns the status and the body.
@@ -75,7 +91,7 @@ func call(t testing.TB, method, url string, body []byte, headers ...string) (int
 }
 
 func TestPredict(t *testing.T) {
-	h := digits(t, "")
+	h := digits(t)
 	want := orttest.ReadExpected(t)
 	all, err := json.Marshal(map[string]any{"image": want.Image})
 	require.NoError(t, err)
@@ -99,7 +115,7 @@ func TestPredict(t *testing.T) {
 		"no JSON":               {"{", 400, "the body is no JSON object"},
 		"a list":                {"[]", 400, "the body is no JSON object"},
 		"a missing input":       {"{}", 400, "Missing required input: 'image'"},
-		"a wrong type":          {`{"image":"x"}`, 400, "Invalid input type for 'image': at byte 3: a string is no float32"},
+		"a wrong type":          {`{"image":[[["x"]]]}`, 400, "Invalid input type for 'image': at byte 6: a string is no float32"},
 		"a wrong shape":         {`{"image":[1,2,3]}`, 400, "the shape [3] does not fit [?, 1, 8, 8]"},
 		"an input of no model":  {`{"image":` + strings.Repeat("[", 4) + strings.TrimSuffix(strings.Repeat(strings.TrimSuffix(strings.Repeat("0,", 8), ",")+"],[", 8), ",[") + `]]],"x":1}`, 400, "the model has no input 'x'"},
 		"too deep":              {`{"image":` + strings.Repeat("[", 40) + strings.Repeat("]", 40) + `}`, 400, "nested more than 32 deep"},
@@ -130,13 +146,13 @@ func TestPredict(t *testing.T) {
 	})
 	t.Run("metrics count by status", func(t *testing.T) {
 		_, text, _ := call(t, http.MethodGet, h.URL+"/metrics", nil, "Accept", "text/plain")
-		assert.Contains(t, string(text), `gpux_requests_total{code="400"} 7`)
-		assert.Contains(t, string(text), `gpux_requests_total{code="200"} 1`)
+		assert.Contains(t, string(text), `gpux_requests_total{code="400",model="digits",version="1.0.0"} 7`)
+		assert.Contains(t, string(text), `gpux_requests_total{code="200",model="digits",version="1.0.0"} 1`)
 	})
 }
 
 func TestInfer(t *testing.T) {
-	h := digits(t, "")
+	h := digits(t)
 	want := orttest.ReadExpected(t)
 	var raw []byte
 	var flat []float32
@@ -190,8 +206,8 @@ func TestInfer(t *testing.T) {
 		"no bytes":            {`{"inputs":[{"name":"image","shape":[1,1,8,8],"datatype":"FP32","parameters":{"binary_data_size":256}}]}`, "96", "has 256 binary bytes"},
 		"a wrong length":      {`{}`, "5", "the body has 2 bytes"},
 		"bytes that are left": {`{"inputs":[]}abc`, "13", "3 bytes follow the binary tensors"},
-		"no such output":      {`{"inputs":[],"outputs":[{"name":"z"}]}`, "", "no output 'z'"},
-		"no input":            {`{"inputs":[]}`, "", `the input "image" is missing`},
+		"no such output":      {`{"inputs":[{"name":"image","shape":[0,1,8,8],"datatype":"FP32","data":[]}],"outputs":[{"name":"z"}]}`, "", "no output 'z'"},
+		"no input":            {`{"inputs":[]}`, "", `Missing required input: 'image'`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			headers := []string{}
@@ -211,12 +227,12 @@ func TestInfer(t *testing.T) {
 }
 
 func TestKey(t *testing.T) {
-	h := digits(t, "secret")
+	h := digits(t, "older", "secret")
 	for name, c := range map[string]struct {
 		header string
 		code   int
 	}{
-		"no key": {"", 401}, "a wrong key": {"Bearer secre", 401}, "another scheme": {"Basic secret", 401}, "the key": {"Bearer secret", 400},
+		"no key": {"", 401}, "a wrong key": {"Bearer secre", 401}, "another scheme": {"Basic secret", 401}, "the key": {"Bearer secret", 400}, "another key": {"Bearer older", 400}, "both keys": {"Bearer older,secret", 401},
 	} {
 		t.Run(name, func(t *testing.T) {
 			code, _, _ := call(t, http.MethodPost, h.URL+"/predict", []byte("{}"), "Authorization", c.header)
@@ -253,15 +269,22 @@ func (s *slow) Run(ctx context.Context, values engine.Tensors) (engine.Tensors, 
 
 func slowServer(t *testing.T, serving string) (*slow, *server.Server) {
 	t.Helper()
-	c, err := config.Parse([]byte("name: slow\nmodel: {source: m.onnx}\ninputs: {x: uint8}\noutputs: {y: uint8}\nserving: " + serving))
+	m, o := slowModel(t, "1.0.0", serving)
+	s, err := server.New(server.Options{Models: []server.Served{o}})
+	require.NoError(t, err)
+	t.Cleanup(s.Close)
+	return m, s
+}
+
+func slowModel(t *testing.T, version, serving string) (*slow, server.Served) {
+	t.Helper()
+	c, err := config.Parse([]byte("name: slow\nversion: " + version + "\nmodel: {source: m.onnx}\ninputs: {x: uint8}\noutputs: {y: uint8}\nserving: " + serving))
 	require.NoError(t, err)
 	port := func(name string) []onnx.Value {
 		return []onnx.Value{{Name: name, Kind: "tensor", DType: tensor.Uint8, Ranked: true, Dims: []onnx.Dim{{Size: -1, Name: "n"}}}}
 	}
 	m := &slow{may: make(chan struct{})}
-	s := server.New(server.Options{Config: c, Model: m, Info: &onnx.Model{Inputs: port("x"), Outputs: port("y")}})
-	t.Cleanup(s.Close)
-	return m, s
+	return m, server.Served{Config: c, Model: m, Info: &onnx.Model{Inputs: port("x"), Outputs: port("y")}}
 }
 
 // post sends a request in the process.
@@ -333,7 +356,7 @@ func waiting(t *testing.T, s *server.Server) (n int) {
 	r.Header.Set("Accept", "text/plain")
 	s.ServeHTTP(w, r)
 	for line := range strings.SplitSeq(w.Body.String(), "\n") {
-		if value, ok := strings.CutPrefix(line, "gpux_queue_requests "); ok {
+		if value, ok := strings.CutPrefix(line, `gpux_queue_requests{model="slow",version="1.0.0"} `); ok {
 			var err error
 			n, err = strconv.Atoi(value)
 			require.NoError(t, err)
@@ -424,7 +447,7 @@ func TestTrace(t *testing.T) {
 	otel.SetTracerProvider(sdktrace.NewTracerProvider(sdktrace.WithSyncer(spans)))
 	otel.SetTextMapPropagator(propagation.TraceContext{})
 	defer func() { otel.SetTracerProvider(before); otel.SetTextMapPropagator(propagator) }()
-	h := digits(t, "")
+	h := digits(t)
 	body, err := json.Marshal(map[string]any{"image": orttest.ReadExpected(t).Image[:1]})
 	require.NoError(t, err)
 	code, _, _ := call(t, http.MethodPost, h.URL+"/predict", body, "traceparent", "00-0102030405060708090a0b0c0d0e0f10-0102030405060708-01")
@@ -451,5 +474,5 @@ func FuzzInputs(f *testing.F) {
 	m, err := onnx.ReadFile(filepath.Join(orttest.Digits(), "digits.onnx"))
 	require.NoError(f, err)
 	f.Add(`{"image":[[[[0]]]]}`)
-	f.Fuzz(func(_ *testing.T, text string) { _, _ = server.Inputs(m, []byte(text)) }) // it must return
+	f.Fuzz(func(t *testing.T, text string) { _, _ = server.Inputs(t.Context(), m, nil, []byte(text)) }) // it must return
 }

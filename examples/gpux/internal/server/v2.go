@@ -9,7 +9,7 @@ import (
 	"strconv"
 
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/engine"
-	"github.com/gpuflight/gpuflight/examples/gpux/internal/onnx"
+	"github.com/gpuflight/gpuflight/examples/gpux/internal/preprocess"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/tensor"
 )
 
@@ -50,56 +50,83 @@ func (s *Server) routeV2(mux *http.ServeMux) {
 		reply(w, http.StatusOK, map[string]any{"name": "gpux", "version": s.o.Runtime, "extensions": []string{"binary_tensor_data"}})
 	})
 	mux.HandleFunc("GET /v2/health/live", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, map[string]bool{"live": true}) })
-	readiness := func(w http.ResponseWriter, _ *http.Request) {
-		code := http.StatusOK
-		if !s.ready.Load() {
-			code = http.StatusServiceUnavailable
-		}
-		reply(w, code, map[string]any{"name": s.o.Config.Name, "ready": s.ready.Load()})
-	}
-	mux.HandleFunc("GET /v2/health/ready", readiness)
+	mux.HandleFunc("GET /v2/health/ready", func(w http.ResponseWriter, _ *http.Request) { s.readiness(w, map[string]any{}) })
+	mux.HandleFunc("POST /v2/repository/index", func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, s.index()) })
 	for _, prefix := range []string{"/v2/models/{model}", "/v2/models/{model}/versions/{version}"} {
-		mux.HandleFunc("GET "+prefix, s.model(func(w http.ResponseWriter, _ *http.Request) { reply(w, http.StatusOK, s.metadata()) }))
-		mux.HandleFunc("GET "+prefix+"/ready", s.model(readiness))
-		mux.HandleFunc("POST "+prefix+"/infer", s.model(s.inference(s.infer)))
+		mux.HandleFunc("GET "+prefix, s.named(func(w http.ResponseWriter, _ *http.Request, m *Served) { reply(w, http.StatusOK, s.metadata(m)) }))
+		mux.HandleFunc("GET "+prefix+"/ready", s.named(func(w http.ResponseWriter, _ *http.Request, m *Served) {
+			s.readiness(w, map[string]any{"name": m.Config.Name})
+		}))
+		mux.HandleFunc("POST "+prefix+"/infer", s.named(s.inference(s.infer)))
 	}
 }
 
-// model answers 404 for another model or version.
-func (s *Server) model(f http.HandlerFunc) http.HandlerFunc {
+// readiness adds whether the server is ready. All of its models are loaded.
+func (s *Server) readiness(w http.ResponseWriter, answer map[string]any) {
+	code := http.StatusOK
+	if !s.ready() {
+		code = http.StatusServiceUnavailable
+	}
+	answer["ready"] = code == http.StatusOK
+	reply(w, code, answer)
+}
+
+// index lists the models as Triton's extension for model repositories does.
+func (s *Server) index() any {
+	type entry struct {
+		Name    string `json:"name"`
+		Version string `json:"version"`
+		State   string `json:"state"`
+		Reason  string `json:"reason"`
+	}
+	state := "READY"
+	if !s.ready() {
+		state = "UNAVAILABLE"
+	}
+	list := []entry{}
+	for _, m := range s.models {
+		list = append(list, entry{Name: m.Config.Name, Version: m.version(), State: state})
+	}
+	return list
+}
+
+// named wraps the handler of a route with the name of the model.
+func (s *Server) named(f handler) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		version := r.PathValue("version")
-		if r.PathValue("model") != s.o.Config.Name || version != "" && version != s.version() {
-			reply(w, http.StatusNotFound, map[string]string{"error": "there is no such model or version; the model is " + s.o.Config.Name})
+		m, err := s.find(r.PathValue("model"), r.PathValue("version"))
+		if err != nil {
+			fail(w, err)
 			return
 		}
-		f(w, r)
+		f(w, r, m)
 	}
 }
 
-func (s *Server) version() string {
-	if v := s.o.Config.Model.Version; v != "" {
-		return v
-	}
-	return s.o.Config.Version
-}
-
-func (s *Server) metadata() any {
-	describe := func(values []onnx.Value) []v2Tensor {
-		list := []v2Tensor{}
-		for _, v := range values {
-			list = append(list, v2Tensor{Name: v.Name, DataType: v.DType.KServe(), Shape: v.Shape()})
+func (s *Server) metadata(m *Served) any {
+	versions := []string{}
+	for _, other := range s.models {
+		if other.Config.Name == m.Config.Name {
+			versions = append(versions, other.version())
 		}
-		return list
 	}
-	return map[string]any{
-		"name": s.o.Config.Name, "versions": []string{s.version()}, "platform": "onnx_onnxv1",
-		"inputs": describe(s.o.Info.Inputs), "outputs": describe(s.o.Info.Outputs),
+	inputs := []v2Tensor{}
+	if m.Preprocessor.Texts() {
+		inputs = append(inputs, v2Tensor{Name: preprocess.TextInput, DataType: tensor.String.KServe(), Shape: []int64{-1}})
 	}
+	for _, v := range m.Info.Inputs {
+		if !m.Preprocessor.FromText(v.Name) {
+			inputs = append(inputs, v2Tensor{Name: v.Name, DataType: v.DType.KServe(), Shape: v.Shape()})
+		}
+	}
+	outputs := []v2Tensor{}
+	for _, v := range m.Info.Outputs {
+		outputs = append(outputs, v2Tensor{Name: v.Name, DataType: v.DType.KServe(), Shape: v.Shape()})
+	}
+	return map[string]any{"name": m.Config.Name, "versions": versions, "platform": "onnx_onnxv1", "inputs": inputs, "outputs": outputs}
 }
 
 // infer is the route of the protocol.
-func (s *Server) infer(w http.ResponseWriter, r *http.Request, body []byte) error {
+func (s *Server) infer(w http.ResponseWriter, r *http.Request, m *Served, body []byte) error {
 	header, rest := body, []byte(nil)
 	if text := r.Header.Get(headerLength); text != "" {
 		n, err := strconv.Atoi(text)
@@ -112,22 +139,30 @@ func (s *Server) infer(w http.ResponseWriter, r *http.Request, body []byte) erro
 	if err := json.Unmarshal(header, &q); err != nil {
 		return bad("the request is no JSON object of the protocol: %v", err)
 	}
-	values, err := s.v2Inputs(q.Inputs, rest)
+	values, err := v2Inputs(q.Inputs, rest)
 	if err != nil {
 		return err
 	}
-	outputs, err := s.wanted(q.Outputs)
+	if err := prepare(r.Context(), m.Preprocessor, values); err != nil {
+		return err
+	}
+	for _, in := range m.Info.Inputs {
+		if values[in.Name] == nil {
+			return missing(m.Info, m.Preprocessor, in.Name, func(name string) bool { return values[name] != nil })
+		}
+	}
+	outputs, err := m.wanted(q.Outputs)
 	if err != nil {
 		return err
 	}
-	results, err := s.scheduler.run(r.Context(), values)
+	results, err := m.scheduler.run(r.Context(), values)
 	if err != nil {
 		return err
 	}
-	return s.writeV2(w, q, outputs, results)
+	return m.writeV2(w, q, outputs, results)
 }
 
-func (s *Server) v2Inputs(list []v2Tensor, rest []byte) (engine.Tensors, error) {
+func v2Inputs(list []v2Tensor, rest []byte) (engine.Tensors, error) {
 	values := engine.Tensors{}
 	for _, in := range list {
 		d, err := tensor.ParseKServe(in.DataType)
@@ -168,8 +203,8 @@ func (s *Server) v2Inputs(list []v2Tensor, rest []byte) (engine.Tensors, error) 
 }
 
 // wanted returns the outputs to answer with: those of the request, or all.
-func (s *Server) wanted(list []v2Tensor) ([]v2Tensor, error) {
-	names := engine.Names(s.o.Info.Outputs)
+func (m *Served) wanted(list []v2Tensor) ([]v2Tensor, error) {
+	names := engine.Names(m.Info.Outputs)
 	if len(list) == 0 {
 		for _, name := range names {
 			list = append(list, v2Tensor{Name: name})
@@ -184,8 +219,8 @@ func (s *Server) wanted(list []v2Tensor) ([]v2Tensor, error) {
 	return list, nil
 }
 
-func (s *Server) writeV2(w http.ResponseWriter, q v2Request, outputs []v2Tensor, results engine.Tensors) error {
-	answer := v2Response{ModelName: s.o.Config.Name, ModelVersion: s.version(), ID: q.ID}
+func (m *Served) writeV2(w http.ResponseWriter, q v2Request, outputs []v2Tensor, results engine.Tensors) error {
+	answer := v2Response{ModelName: m.Config.Name, ModelVersion: m.version(), ID: q.ID}
 	all := q.Parameters != nil && q.Parameters.BinaryOutput != nil && *q.Parameters.BinaryOutput
 	var rest []byte
 	for _, out := range outputs {

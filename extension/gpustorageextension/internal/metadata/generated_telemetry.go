@@ -32,12 +32,15 @@ type TelemetryBuilder struct {
 	ExtensionGpuStorageCommits        metric.Int64ObservableCounter
 	ExtensionGpuStorageDeleted        metric.Int64Counter
 	ExtensionGpuStorageDeletedSize    metric.Int64Counter
+	ExtensionGpuStorageDeviceTime     metric.Float64Counter
 	ExtensionGpuStorageErrors         metric.Int64Counter
 	ExtensionGpuStorageRows           metric.Int64Counter
 	ExtensionGpuStorageSealed         metric.Int64Counter
 	ExtensionGpuStorageSessions       metric.Int64ObservableGauge
 	ExtensionGpuStorageSetAside       metric.Int64Counter
 	ExtensionGpuStorageSize           metric.Int64ObservableGauge
+	ExtensionGpuStorageStepTime       metric.Float64Counter
+	ExtensionGpuStorageSteps          metric.Int64Counter
 	ExtensionGpuStorageUnsealed       metric.Int64ObservableGauge
 	ExtensionGpuStorageWaitingRows    metric.Int64ObservableGauge
 	ExtensionGpuStorageWrittenSize    metric.Int64Counter
@@ -182,6 +185,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		metric.WithUnit("By"),
 	)
 	errs = errors.Join(errs, err)
+	builder.ExtensionGpuStorageDeviceTime, err = builder.meter.Float64Counter(
+		"otelcol_extension_gpu_storage_device_time",
+		metric.WithDescription("Time of devices in sessions, by what they did or why they were idle. docs/causes.md defines the states. Counted for parts of long sessions, and when a session is sealed. Late data does not correct it. [Alpha]"),
+		metric.WithUnit("s"),
+	)
+	errs = errors.Join(errs, err)
 	builder.ExtensionGpuStorageErrors, err = builder.meter.Int64Counter(
 		"otelcol_extension_gpu_storage_errors",
 		metric.WithDescription("Writes that failed, so that their rows are not acknowledged. [Alpha]"),
@@ -216,6 +225,18 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		"otelcol_extension_gpu_storage_size",
 		metric.WithDescription("Bytes of all files of the store. [Alpha]"),
 		metric.WithUnit("By"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ExtensionGpuStorageStepTime, err = builder.meter.Float64Counter(
+		"otelcol_extension_gpu_storage_step_time",
+		metric.WithDescription("Sum of the durations of the steps, counted as the time of devices is. [Alpha]"),
+		metric.WithUnit("s"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ExtensionGpuStorageSteps, err = builder.meter.Int64Counter(
+		"otelcol_extension_gpu_storage_steps",
+		metric.WithDescription("Steps of devices that were found in sessions. [Alpha]"),
+		metric.WithUnit("{step}"),
 	)
 	errs = errors.Join(errs, err)
 	builder.ExtensionGpuStorageUnsealed, err = builder.meter.Int64ObservableGauge(

@@ -43,10 +43,13 @@ func TestSetupTelemetry(t *testing.T) {
 	tb.ExtensionGpuStorageCommitDuration.Record(context.Background(), 1)
 	tb.ExtensionGpuStorageDeleted.Add(context.Background(), 1)
 	tb.ExtensionGpuStorageDeletedSize.Add(context.Background(), 1)
+	tb.ExtensionGpuStorageDeviceTime.Add(context.Background(), 1)
 	tb.ExtensionGpuStorageErrors.Add(context.Background(), 1)
 	tb.ExtensionGpuStorageRows.Add(context.Background(), 1)
 	tb.ExtensionGpuStorageSealed.Add(context.Background(), 1)
 	tb.ExtensionGpuStorageSetAside.Add(context.Background(), 1)
+	tb.ExtensionGpuStorageStepTime.Add(context.Background(), 1)
+	tb.ExtensionGpuStorageSteps.Add(context.Background(), 1)
 	tb.ExtensionGpuStorageWrittenSize.Add(context.Background(), 1)
 	AssertEqualExtensionGpuStorageCommitDuration(t, testTel,
 		[]metricdata.HistogramDataPoint[float64]{{}}, metricdatatest.IgnoreValue(),
@@ -59,6 +62,9 @@ func TestSetupTelemetry(t *testing.T) {
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualExtensionGpuStorageDeletedSize(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualExtensionGpuStorageDeviceTime(t, testTel,
+		[]metricdata.DataPoint[float64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualExtensionGpuStorageErrors(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
@@ -76,6 +82,12 @@ func TestSetupTelemetry(t *testing.T) {
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualExtensionGpuStorageSize(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualExtensionGpuStorageStepTime(t, testTel,
+		[]metricdata.DataPoint[float64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualExtensionGpuStorageSteps(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualExtensionGpuStorageUnsealed(t, testTel,

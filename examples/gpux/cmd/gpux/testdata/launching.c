@@ -42,6 +42,7 @@ static OrtStatusPtr ORT_API_CALL run(OrtSession *session, const OrtRunOptions *o
     api.ReleaseTensorTypeAndShapeInfo(info);
     for (int64_t row = 0; row < dims[0]; row++) {
       float first = ((const float *)data)[(size_t)row * (elements / (size_t)dims[0])];
+      if (first == 0) continue; /* the warm-up */
       if (launch((void *)(uintptr_t) "row_kernel", (unsigned)(first * 1000 + 0.5f), 1, 1, 32, 1, 1, 0, NULL, NULL, NULL) != 0) abort();
     }
   }

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package analysis
+
+import (
+	"cmp"
+	"encoding/binary"
+	"maps"
+	"math"
+	"slices"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/varint"
+)
+
+// codec writes values, or reads them if in is not nil. So one function describes a format for both.
+// Equal values give equal bytes. A string is written once. A codec belongs to one goroutine.
+type codec struct {
+	out     []byte
+	in      *varint.Reader
+	known   map[string]uint64
+	strings []string
+}
+
+func reading(b []byte) *codec { return &codec{in: &varint.Reader{Rest: b}} }
+
+func (c *codec) reads() bool { return c.in != nil }
+
+func (c *codec) ints(all ...*int64) {
+	for _, p := range all {
+		if c.reads() {
+			*p = c.in.Int()
+		} else {
+			c.out = binary.AppendVarint(c.out, *p)
+		}
+	}
+}
+
+func (c *codec) uint(p *uint64) {
+	if c.reads() {
+		*p = c.in.Uint()
+	} else {
+		c.out = binary.AppendUvarint(c.out, *p)
+	}
+}
+
+func (c *codec) bools(all ...*bool) {
+	for _, p := range all {
+		v := uint64(0)
+		if *p {
+			v = 1
+		}
+		c.uint(&v)
+		*p = v == 1
+	}
+}
+
+func (c *codec) text(p *string) {
+	if c.reads() {
+		switch i := c.in.Uint(); {
+		case i == 0:
+			*p = string(c.in.Sized())
+			c.strings = append(c.strings, *p)
+		case i <= uint64(len(c.strings)):
+			*p = c.strings[i-1]
+		default:
+			c.in.Fail("a string is unknown")
+		}
+		return
+	}
+	if i, ok := c.known[*p]; ok {
+		c.out = binary.AppendUvarint(c.out, i)
+		return
+	}
+	if c.known == nil {
+		c.known = map[string]uint64{}
+	}
+	c.known[*p] = uint64(len(c.known) + 1)
+	c.out = binary.AppendUvarint(c.out, 0)
+	c.out = varint.AppendBytes(c.out, *p)
+}
+
+func (c *codec) sized(p *[]byte) {
+	if c.reads() {
+		*p = c.in.Sized()
+	} else {
+		c.out = varint.AppendBytes(c.out, *p)
+	}
+}
+
+// elements writes or reads the elements of a list. An empty list is read as nil.
+func elements[T any](c *codec, p *[]T, each func(*T)) {
+	if !c.reads() {
+		c.out = binary.AppendUvarint(c.out, uint64(len(*p)))
+	} else if n := c.in.Count(1); n > 0 {
+		*p = make([]T, n)
+	} else {
+		*p = nil
+	}
+	for i := range *p {
+		each(&(*p)[i])
+	}
+}
+
+// entries writes or reads a map in the order of its keys. An empty map is read as nil.
+func entries[K cmp.Ordered, V any](c *codec, p *map[K]V, each func(*K, *V)) {
+	var keys []K
+	if !c.reads() {
+		keys = slices.Sorted(maps.Keys(*p))
+	}
+	values := *p
+	if c.reads() {
+		*p = nil
+	}
+	elements(c, &keys, func(k *K) {
+		v := values[*k]
+		each(k, &v)
+		if c.reads() {
+			if *p == nil {
+				*p = map[K]V{}
+			}
+			(*p)[*k] = v
+		}
+	})
+}
+
+func (c *codec) ref(r *Ref) {
+	span := uint64(r.Span)
+	c.uint(&span)
+	r.Span = store.SpanID(span)
+	c.ints(&r.StartNs)
+	c.text(&r.Name)
+}
+
+func (c *codec) parts(p *Parts) {
+	c.ints(&p.WallNs, &p.ComputeNs, &p.CommunicationNs, &p.CopyNs, &p.IdleNs)
+	c.sums(&p.Idle)
+}
+
+func (c *codec) sums(s *CauseSums) {
+	for i := range s {
+		c.ints(&s[i])
+	}
+}
+
+func (c *codec) mark(m *mark) {
+	c.bools(&m.set)
+	if m.set {
+		c.ints(&m.ns, &m.pageable)
+		c.parts(&m.sums)
+	}
+}
+
+func (c *codec) maybe(v *store.Int) {
+	c.bools(&v.OK)
+	if v.OK {
+		c.ints(&v.V)
+	}
+}
+
+func (c *codec) step(s *Step) {
+	c.ints(&s.Number, &s.StartNs, &s.Operations, &s.KernelNs, &s.QueueNs)
+	c.text(&s.Name)
+	c.ref(&s.First)
+	c.parts(&s.Parts)
+	c.text((*string)(&s.Bound))
+	entries(c, &s.kernels, func(name *string, ns *int64) { c.text(name); c.ints(ns) })
+}
+
+func (c *codec) gap(g *Gap) {
+	cause := uint64(g.Cause)
+	c.uint(&cause)
+	if g.Cause = Cause(cause); g.Cause >= numCauses {
+		g.Cause = Unknown
+	}
+	c.ints(&g.StartNs, &g.EndNs, &g.PartNs)
+	c.sums(&g.Idle)
+	for _, p := range []**Ref{&g.Before, &g.After} {
+		has := *p != nil
+		c.bools(&has)
+		if has {
+			if *p == nil {
+				*p = &Ref{}
+			}
+			c.ref(*p)
+		}
+	}
+	c.text(&g.Call)
+	c.text(&g.Scope)
+	c.text(&g.Stack)
+}
+
+// carry writes or reads a carry whose marks are relative. The configuration of its steps stays.
+func (c *codec) carry(d *carry) {
+	c.bools(&d.startup, &d.started, &d.page, &d.any)
+	c.ints(&d.now, &d.lastEnd, &d.creditEnd, &d.hostEnd)
+	for i := range d.ends {
+		c.ints(&d.ends[i])
+		c.ref(&d.endRefs[i])
+	}
+	// Of the last operation a gap needs these.
+	class := uint64(d.last.class)
+	c.uint(&class)
+	d.last.class = min(class8(class), numClasses-1)
+	c.ints(&d.last.start)
+	c.bools(&d.last.fromHost)
+	c.ref(&d.last.ref)
+	elements(c, &d.calls, func(x *call) {
+		c.ints(&x.start, &x.end, &x.counted)
+		c.cause(&x.cause)
+		c.text(&x.name)
+	})
+	for i := range d.credits {
+		x := &d.credits[i]
+		c.ints(&x.ns, &x.latest, &x.end)
+		c.text(&x.name)
+	}
+	s := &d.steps
+	at := int64(math.MinInt64) // the start of the last scope that began a step
+	if s.next > 0 {
+		at = s.bounds[s.next-1].StartNs
+	}
+	c.ints(&at)
+	if c.reads() {
+		s.next, _ = slices.BinarySearchFunc(s.bounds, at, func(x Scope, at int64) int {
+			if x.StartNs <= at {
+				return -1
+			}
+			return 1
+		})
+	}
+	open := s.open != nil
+	c.bools(&s.begun, &open)
+	if open {
+		if s.open == nil || c.reads() {
+			s.open = &Step{}
+		}
+		c.step(s.open)
+		if s.open.kernels == nil {
+			s.open.kernels = map[string]int64{}
+		}
+	} else {
+		s.open = nil
+	}
+	c.mark(&s.base)
+}
+
+func class8(v uint64) class { return class(min(v, math.MaxUint8)) }
+
+func (c *codec) cause(p *Cause) {
+	v := uint64(*p)
+	c.uint(&v)
+	if *p = Cause(v); v >= uint64(numCauses) {
+		*p = Unknown
+	}
+}
+
+func (c *codec) names(s *sums) {
+	entries(c, &s.all, func(name *string, x **NameSum) {
+		if *x == nil {
+			*x = &NameSum{}
+		}
+		c.text(name)
+		(*x).Name = *name
+		c.ints(&(*x).Ns, &(*x).Count)
+	})
+}
+
+func (c *codec) tally(t *tally) {
+	c.parts(&t.sums)
+	c.ints(&t.pageable, &t.kernels, &t.kernelNs, &t.queue.n)
+	for i := range t.active {
+		c.mark(&t.active[i])
+	}
+	for i := range numClasses {
+		c.ints(&t.totals[i], &t.longest[i].ns)
+		c.ref(&t.longest[i].ref)
+	}
+	for i := range numCauses {
+		elements(c, &t.early[i], c.gap)
+		elements(c, &t.gaps[i], c.gap)
+	}
+	for i := range t.queue.counts {
+		c.ints(&t.queue.counts[i])
+	}
+	c.names(&t.hostNames)
+	c.names(&t.syncNames)
+	if !c.reads() {
+		t.small = maps.Clone(t.small)
+		maps.DeleteFunc(t.small, func(_ uint32, x *smallKernel) bool { return x == nil })
+	}
+	entries(c, &t.small, func(shape *uint32, x **smallKernel) {
+		if *x == nil {
+			*x = &smallKernel{}
+		}
+		id, fill := uint64(*shape), math.Float64bits((*x).fill)
+		c.uint(&id)
+		c.uint(&fill)
+		*shape, (*x).fill = uint32(id), math.Float64frombits(fill)
+		c.text(&(*x).name)
+		c.ints(&(*x).count, &(*x).ns, &(*x).refNs)
+		c.ref(&(*x).ref)
+	})
+	l := &t.list
+	c.bools(&l.first, &l.more)
+	for i := range l.active {
+		c.mark(&l.active[i])
+	}
+	elements(c, &l.list, c.step)
+	entries(c, &l.totals, func(name *string, ns *int64) { c.text(name); c.ints(ns) })
+	elements(c, &l.longest, func(i *int) {
+		v := int64(*i)
+		c.ints(&v)
+		if *i = int(v); c.reads() && (v < 0 || v >= int64(len(l.list))) {
+			c.in.Fail("a step is unknown")
+			*i = 0
+		}
+	})
+}

@@ -1,0 +1,528 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package analysis
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+// A long session is analysed in parts. The store keeps what a part gave: the carries before and after it,
+// its tallies, and a key of the rows that it came from. A later analysis takes the kept result if it
+// arrives at the part with the same carries and the key is that of the present rows. Otherwise it sweeps
+// over the rows again. So a kept result never changes an answer, whichever rows arrive late.
+//
+// Analyses of a whole session keep parts. Those of other intervals begin without a carry. They use kept
+// parts from where they have the same carries, which is soon after their begin.
+
+const (
+	// partOps is the number of operations from which an interval is a part. A sweep over it takes 0.2 s.
+	partOps = 1 << 18
+	// partGrid is the unit of the bounds of parts, that of a level of the store.
+	partGrid  = int64(1) << partShift
+	partShift = 28
+	// partVersion changes with the format of parts and with the rules of the analysis.
+	partVersion = 1
+	// partBins is the most bins of a query for numbers of operations.
+	partBins = 4000
+)
+
+// keeper is a source that keeps parts.
+type keeper interface {
+	Source
+	// partSize returns the number of operations of a part and the unit of its bounds, in ns.
+	partSize() (ops, grid int64)
+	// names returns the names of all kept values in order, and value one of them.
+	names(ctx context.Context) ([]string, error)
+	value(ctx context.Context, name string) ([]byte, error)
+	// keep keeps a value, or forgets it if it is nil.
+	keep(ctx context.Context, name string, value []byte) error
+	// scopeSums returns sums of the scopes that overlap an interval in units of the grid.
+	scopeSums(ctx context.Context, from, to int64) ([]store.ScopeSum, error)
+	// operations returns the number of operations of the session.
+	operations(ctx context.Context) (int64, error)
+	// bins returns the numbers of operations that start in each unit of the grid of an interval of at most
+	// partBins units.
+	bins(ctx context.Context, from, to int64) ([]int64, error)
+}
+
+// part is an interval of a session, on the grid.
+type part struct {
+	from, to int64
+	ops      int64 // that start in it, when it was kept
+	name     string
+}
+
+func (p *part) named() string {
+	return fmt.Sprintf("part-%016x-%016x-%x", uint64(p.from), uint64(p.to), uint64(p.ops))
+}
+
+func parsePart(name string) (p part, ok bool) {
+	var from, to, ops uint64
+	n, err := fmt.Sscanf(name, "part-%16x-%16x-%x", &from, &to, &ops)
+	p = part{int64(from), int64(to), int64(ops), name}
+	return p, err == nil && n == 3 && p.named() == name && p.from >= 0 && p.to > p.from && p.to <= store.MaxTimeNs
+}
+
+// eachBin calls visit for each unit of the grid of an interval with the number of operations that start
+// in it.
+func eachBin(ctx context.Context, k keeper, from, to int64, visit func(at, ops int64)) error {
+	_, grid := k.partSize()
+	for at := from; at < to; at += partBins * grid {
+		ops, err := k.bins(ctx, at, min(at+partBins*grid, to))
+		if err != nil {
+			return err
+		}
+		for i, n := range ops {
+			visit(at+int64(i)*grid, n)
+		}
+	}
+	return nil
+}
+
+// planParts divides an interval into parts with at least partOps operations each, and a rest. The bounds
+// of the interval are on the grid.
+func planParts(ctx context.Context, k keeper, from, to int64) (list []part, err error) {
+	size, grid := k.partSize()
+	open := part{from: from}
+	err = eachBin(ctx, k, from, to, func(at, ops int64) {
+		if open.ops += ops; open.ops >= size {
+			open.to = at + grid
+			list = append(list, open)
+			open = part{from: open.to}
+		}
+	})
+	if open.from < to {
+		open.to = to
+		list = append(list, open)
+	}
+	return list, err
+}
+
+// partsOf returns the parts that cover an interval: kept ones, and new ones between them. Their numbers of
+// operations are the present ones.
+func (a *analysis) partsOf(ctx context.Context, k keeper, from, to int64) (list []part, err error) {
+	_, grid := k.partSize()
+	from, to = from/grid*grid, (to+grid-1)/grid*grid
+	names, err := k.names(ctx)
+	if err != nil {
+		return nil, err
+	}
+	at := from
+	plan := func(to int64) error {
+		fresh, err := planParts(ctx, k, at, to)
+		list = append(list, fresh...)
+		return err
+	}
+	for _, name := range names {
+		p, ok := parsePart(name)
+		if !ok || p.to <= at && p.from != at || p.from >= to || p.from%grid != 0 || p.to%grid != 0 {
+			continue
+		}
+		if p.from < at {
+			continue // it overlaps another one, which an earlier process kept
+		}
+		if p.from > at {
+			if err := plan(p.from); err != nil {
+				return nil, err
+			}
+		}
+		list = append(list, p)
+		at = p.to
+	}
+	if at < to {
+		err = plan(to)
+	}
+	if err == nil {
+		err = a.countParts(ctx, k, list)
+	}
+	return list, err
+}
+
+// keptMarkers is findMarkers for a source that keeps them.
+func (a *analysis) keptMarkers(ctx context.Context, k keeper, first, last int64, deadline time.Time) (map[string]string, error) {
+	list, err := a.partsOf(ctx, k, first, last)
+	if err != nil {
+		return nil, err
+	}
+	var ops int64
+	i := slices.IndexFunc(list, func(p part) bool { ops += p.ops; return ops > maxPatternOps })
+	name := fmt.Sprintf("markers-%016x-%x", uint64(first), ops)
+	if i >= 0 {
+		list = list[:i+1]
+		b, err := k.value(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		if c := openKept(b); c != nil {
+			var markers map[string]string
+			entries(c, &markers, func(id, marker *string) { c.text(id); c.text(marker) })
+			if c.in.OK() {
+				return markers, nil
+			}
+		}
+	}
+	p := patterns{a: a, deadline: deadline}
+	for _, x := range list {
+		if err = k.Ops(ctx, max(x.from, first), min(x.to, last), func(row *store.OpRow) error {
+			if row.StartNs < x.from {
+				return nil // of the part before
+			}
+			return p.visit(row)
+		}); err != nil {
+			break
+		}
+	}
+	markers, failed := p.markers(err)
+	if failed == nil && errors.Is(err, errEnough) {
+		c := newKept()
+		entries(c, &markers, func(id, marker *string) { c.text(id); c.text(marker) })
+		failed = k.keep(ctx, name, c.closed())
+	}
+	return markers, failed
+}
+
+// newKept returns the codec of a value to keep. It begins with the version and ends with a checksum.
+func newKept() *codec {
+	c := &codec{}
+	version := uint64(partVersion)
+	c.uint(&version)
+	return c
+}
+
+func (c *codec) closed() []byte {
+	return binary.LittleEndian.AppendUint32(c.out, crc32.ChecksumIEEE(c.out))
+}
+
+// openKept returns the codec of a kept value, nil if it is absent, damaged or of another version.
+func openKept(b []byte) *codec {
+	n := len(b) - 4
+	if n < 0 || crc32.ChecksumIEEE(b[:n]) != binary.LittleEndian.Uint32(b[n:]) {
+		return nil
+	}
+	c := reading(b[:n])
+	var version uint64
+	if c.uint(&version); version != partVersion {
+		return nil
+	}
+	return c
+}
+
+// sweepParts sweeps over the interval of the analysis, and uses and keeps parts.
+func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Options) error {
+	size, grid := k.partSize()
+	list, err := a.partsOf(ctx, k, a.from, a.to)
+	if err != nil {
+		return err
+	}
+	sums, err := k.scopeSums(ctx, list[0].from, list[len(list)-1].to)
+	if err != nil {
+		return err
+	}
+	a.scopeSums = newScopeSums(sums)
+	for i := range list {
+		p := &list[i]
+		begin := max(p.from, a.from)
+		key := a.partKey(p, grid)
+		whole := p.from >= a.from || a.from == first
+		if whole && p.to <= a.to && p.name != "" {
+			used, err := a.use(ctx, k, p, key)
+			if err != nil {
+				return err
+			}
+			if used {
+				a.reached = p.to
+				continue
+			}
+		}
+		if a.from != first || p.to > a.to || p.ops < size {
+			if a.update != nil && !a.update.last {
+				return nil
+			}
+			if err := a.sweep(ctx, k, begin, min(p.to, a.to), o.Deadline); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := a.sweepPart(ctx, k, p, key, begin, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// countParts sets the present numbers of operations of kept parts. If the session has as many operations
+// as the parts and what follows, no part has changed.
+func (a *analysis) countParts(ctx context.Context, k keeper, list []part) error {
+	if !slices.ContainsFunc(list, func(p part) bool { return p.name != "" }) {
+		return nil
+	}
+	var sum int64
+	for i := range list {
+		sum += list[i].ops
+	}
+	all, err := k.operations(ctx)
+	if err != nil {
+		return err
+	}
+	if sum == all {
+		return nil
+	}
+	for i := range list {
+		list[i].ops = 0
+	}
+	i := 0
+	return eachBin(ctx, k, list[0].from, list[len(list)-1].to, func(at, ops int64) {
+		for at >= list[i].to {
+			i++
+		}
+		list[i].ops += ops
+	})
+}
+
+// partKey returns the key of what a part depends on besides its operations and the carries: the rule of
+// steps, and the scopes that its gaps and steps can need.
+func (a *analysis) partKey(p *part, grid int64) string {
+	from := p.from // of the scopes
+	for _, d := range a.order {
+		from = min(from, d.now)
+		if s := &d.steps; s.next < len(s.bounds) {
+			from = min(from, s.bounds[s.next].StartNs)
+		}
+	}
+	var last int64 // the end of the last step, if none begins later
+	if n := len(a.steps); n > 0 && a.steps[n-1].StartNs < p.to {
+		last = a.steps[n-1].EndNs
+	}
+	rule := a.rule
+	for _, id := range slices.Sorted(maps.Keys(a.markers)) {
+		rule += "\x00" + id + "\x00" + a.markers[id]
+	}
+	return fmt.Sprintf("%d %x %d %s", p.ops, a.scopeSums.of(from/grid*grid, p.to), last, rule)
+}
+
+// scopeSums has the exclusive or of the hashes of the scopes that start, and that end, up to a bin.
+type scopeSums []store.ScopeSum
+
+func newScopeSums(bins []store.ScopeSum) scopeSums {
+	for i := range bins[min(1, len(bins)):] {
+		bins[i+1].Starts ^= bins[i].Starts
+		bins[i+1].Ends ^= bins[i].Ends
+	}
+	return bins
+}
+
+// of returns the sum of the scopes that start before to and end at or after from. Both are on the grid.
+func (s scopeSums) of(from, to int64) uint64 {
+	before := func(t int64) store.ScopeSum {
+		i, _ := slices.BinarySearchFunc(s, t, func(x store.ScopeSum, t int64) int { return cmp.Compare(x.FromNs, t) })
+		if i == 0 {
+			return store.ScopeSum{}
+		}
+		return s[i-1]
+	}
+	return before(to).Starts ^ before(from).Ends
+}
+
+// use adds a kept part and returns true, or false if it is not of these rows.
+func (a *analysis) use(ctx context.Context, k keeper, p *part, key string) (bool, error) {
+	b, err := k.value(ctx, p.name)
+	c := openKept(b)
+	if err != nil || c == nil {
+		return false, err
+	}
+	var devices uint64
+	var is string
+	var before, after []byte
+	var n counts
+	c.text(&is)
+	c.sized(&before)
+	c.sized(&after)
+	if !c.in.OK() || is != key || !bytes.Equal(before, a.carries()) {
+		return false, nil
+	}
+	var from int64
+	c.ints(&from, &n.operations, &n.known, &n.unknown, &n.lastEnd)
+	if n.lastEnd > a.to {
+		return false, nil // the interval cuts an operation
+	}
+	if a.update != nil {
+		return a.setCarries(after), nil
+	}
+	c.uint(&devices)
+	tallies := map[string]*tally{}
+	for range min(devices, uint64(len(b))) {
+		var id string
+		t := &tally{}
+		c.text(&id)
+		c.tally(t)
+		tallies[id] = t
+		if a.devices[id] == nil && from != a.from {
+			return false, nil // its idle time begins with the interval
+		}
+	}
+	if !c.in.OK() || len(c.in.Rest) > 0 {
+		return false, nil
+	}
+	if !a.setCarries(after) {
+		return false, nil
+	}
+	a.counts.add(&n)
+	for _, d := range a.order {
+		if t := tallies[d.id]; t != nil {
+			d.merge(t)
+		}
+		d.steps.base = d.steps.base.shift(&mark{sums: d.sums, pageable: d.pageable}) // relative to the end of the part
+	}
+	return true, nil
+}
+
+func (n *counts) add(o *counts) {
+	n.operations += o.operations
+	n.known += o.known
+	n.unknown += o.unknown
+	n.lastEnd = max(n.lastEnd, o.lastEnd)
+}
+
+// sweepPart sweeps over a part and keeps the result.
+func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, key string, begin int64, o Options) error {
+	before := a.carries()
+	total, sum := map[*device]tally{}, a.counts
+	for _, d := range a.order {
+		d.steps.base = d.relativeBase()
+		total[d], d.tally = d.tally, tally{}
+	}
+	a.counts = counts{}
+	err := a.sweep(ctx, k, begin, p.to, o.Deadline)
+	if err == nil {
+		c := newKept()
+		devices := uint64(len(a.order))
+		c.text(&key)
+		after := a.carries()
+		c.sized(&before)
+		c.sized(&after)
+		c.ints(&a.from, &a.operations, &a.known, &a.unknown, &a.lastEnd)
+		c.uint(&devices)
+		for _, d := range a.order {
+			c.text(&d.id)
+			t := d.tally
+			c.tally(&t)
+		}
+		kept := part{from: p.from, to: p.to, ops: p.ops}
+		if name := kept.named(); p.name != "" && p.name != name {
+			err = k.keep(ctx, p.name, nil)
+		}
+		if err == nil {
+			err = k.keep(ctx, kept.named(), c.closed())
+		}
+	}
+	a.counts.add(&sum)
+	for _, d := range a.order {
+		t := d.tally
+		if d.tally = total[d]; a.update != nil {
+			if err == nil && p.name == "" {
+				a.update.add(d, &t)
+			}
+			d.steps.base = d.relativeTo(&t)
+			continue
+		}
+		d.steps.base = d.steps.base.shift(&mark{sums: d.sums, pageable: d.pageable})
+		d.merge(&t)
+	}
+	return err
+}
+
+// relativeBase returns the begin of the open step with sums that begin now.
+func (d *device) relativeBase() mark { return d.relativeTo(&d.tally) }
+
+func (d *device) relativeTo(t *tally) mark {
+	zero := Parts{}
+	return d.steps.base.shift(&mark{sums: zero.minus(&t.sums), pageable: -t.pageable})
+}
+
+// carries returns the carries of all devices.
+func (a *analysis) carries() []byte {
+	c := &codec{}
+	devices := slices.SortedFunc(slices.Values(a.order), func(x, y *device) int { return strings.Compare(x.id, y.id) })
+	elements(c, &devices, func(p **device) {
+		d := *p
+		id, model, index := d.id, d.model, d.index
+		c.text(&id)
+		c.text(&model)
+		c.maybe(&index)
+		x := d.carry
+		x.steps.base = d.relativeBase()
+		x.normalize()
+		c.carry(&x)
+	})
+	contexts := map[int64]string{}
+	for context, d := range a.contexts {
+		contexts[context] = d.id
+	}
+	entries(c, &contexts, func(context *int64, id *string) { c.ints(context); c.text(id) })
+	return c.out
+}
+
+// setCarries sets the carries of all devices. Their marks are relative.
+func (a *analysis) setCarries(b []byte) bool {
+	c := reading(b)
+	type carried struct {
+		id, model string
+		index     store.Int
+		carry     carry
+	}
+	var devices []carried
+	elements(c, &devices, func(x *carried) {
+		c.text(&x.id)
+		c.text(&x.model)
+		c.maybe(&x.index)
+		x.carry.steps = a.stepperOf(x.id)
+		c.carry(&x.carry)
+	})
+	var contexts map[int64]string
+	entries(c, &contexts, func(context *int64, id *string) { c.ints(context); c.text(id) })
+	if !c.in.OK() {
+		return false
+	}
+	for i := range devices {
+		x := &devices[i]
+		d := a.devices[x.id]
+		if d == nil {
+			d = a.newDevice(x.id, x.model, x.index)
+		}
+		d.carry = x.carry
+	}
+	for context, id := range contexts {
+		if d := a.devices[id]; d != nil {
+			a.contexts[context] = d
+		}
+	}
+	return true
+}
+
+// normalize removes what has no effect on later operations, so that equal carries are often equal bytes.
+func (d *carry) normalize() {
+	busy := max(d.ends[0], d.ends[1], d.ends[2])
+	for c, end := range d.ends {
+		if end <= d.now && end < busy {
+			d.ends[c], d.endRefs[c] = 0, Ref{}
+		}
+		if end <= d.now {
+			d.endRefs[c] = Ref{}
+		}
+	}
+	if d.ends[classCopy] <= d.now {
+		d.page = false
+	}
+}

@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package analysis
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+// keeping is a source that keeps parts of 20 operations in memory.
+type keeping struct {
+	Source
+	rows   *pages
+	values map[string][]byte
+	swept  int
+}
+
+const keepingGrid = 16 * µs
+
+func (r *pages) keeping() *keeping {
+	return &keeping{Source: FromReader(r, "", "s"), rows: r, values: map[string][]byte{}}
+}
+
+func (*keeping) partSize() (ops, grid int64) { return 20, keepingGrid }
+
+func (k *keeping) names(context.Context) ([]string, error) {
+	return slices.Sorted(maps.Keys(k.values)), nil
+}
+
+func (k *keeping) value(_ context.Context, name string) ([]byte, error) { return k.values[name], nil }
+
+func (k *keeping) keep(_ context.Context, name string, value []byte) error {
+	delete(k.values, name)
+	if value != nil {
+		k.values[name] = value
+	}
+	return nil
+}
+
+func (k *keeping) operations(context.Context) (int64, error) { return int64(len(k.rows.ops)), nil }
+
+func (k *keeping) bins(_ context.Context, from, to int64) ([]int64, error) {
+	bins := make([]int64, (to-from)/keepingGrid)
+	for i := range k.rows.ops {
+		if t := k.rows.ops[i].StartNs; t >= from && t < to {
+			bins[(t-from)/keepingGrid]++
+		}
+	}
+	return bins, nil
+}
+
+func (k *keeping) scopeSums(context.Context, int64, int64) (list []store.ScopeSum, err error) {
+	for i := range k.rows.spans {
+		s := &k.rows.spans[i]
+		h := fnvOf(fmt.Sprint(s.StartNs, s.EndNs, s.Span.Span, s.Parent, s.Name))
+		list = append(list, store.ScopeSum{FromNs: s.StartNs / keepingGrid * keepingGrid, Starts: h},
+			store.ScopeSum{FromNs: max(s.StartNs, s.EndNs) / keepingGrid * keepingGrid, Ends: h})
+	}
+	slices.SortFunc(list, func(a, b store.ScopeSum) int { return cmp.Compare(a.FromNs, b.FromNs) })
+	return list, nil
+}
+
+func (k *keeping) Ops(ctx context.Context, from, to int64, visit func(*store.OpRow) error) error {
+	return k.Source.Ops(ctx, from, to, func(row *store.OpRow) error {
+		if row.StartNs >= from {
+			k.swept++
+		}
+		return visit(row)
+	})
+}
+
+// text returns all that a result says.
+func (r *Result) text(t *testing.T) string {
+	t.Helper()
+	b, err := json.Marshal(NewAnswer(r, 0))
+	require.NoError(t, err)
+	return string(b)
+}
+
+// sameText fails with the part in which two texts differ.
+func sameText(t *testing.T, want, got string) {
+	t.Helper()
+	for i := range min(len(want), len(got)) {
+		if want[i] != got[i] {
+			i = max(i-200, 0)
+			require.Equal(t, want[i:min(i+400, len(want))], got[i:min(i+400, len(got))])
+		}
+	}
+	require.Len(t, got, len(want))
+}
+
+// analysed returns the result with and without kept parts, which must be equal, and how many operations
+// were swept for the former.
+func analysed(t *testing.T, k *keeping, o Options) (r *Result, swept int) {
+	t.Helper()
+	want, err := Run(t.Context(), k.Source, o)
+	require.NoError(t, err)
+	k.swept = 0
+	r, err = Run(t.Context(), k, o)
+	require.NoError(t, err)
+	check(t, r)
+	sameText(t, want.text(t), r.text(t))
+	return r, k.swept
+}
+
+// merge returns the rows of both in order.
+func (r *pages) add(o *pages) {
+	r.ops = append(r.ops, o.ops...)
+	r.spans = append(r.spans, o.spans...)
+	seen := map[string]bool{}
+	r.ops = slices.DeleteFunc(r.ops, func(o store.OpRow) bool {
+		key := fmt.Sprint(o.StartNs, " ", o.Span)
+		defer func() { seen[key] = true }()
+		return seen[key]
+	})
+	p := program{ops: r.ops, spans: r.spans}
+	sorted := p.reader()
+	r.ops, r.spans = sorted.ops, sorted.spans
+}
+
+func TestRun_Parts(t *testing.T) {
+	for seed := range uint64(100) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 4))
+			all := random(seed)
+			if rng.IntN(2) == 0 {
+				all.spans = nil
+			}
+			// Some rows and scopes are late.
+			now, late := *all, *all
+			now.ops, now.spans, late.ops, late.spans = nil, nil, nil, nil
+			few := rng.IntN(10)
+			for _, o := range all.ops {
+				if rng.IntN(10) < few && o.StartNs > all.ops[0].StartNs {
+					late.ops = append(late.ops, o)
+				} else {
+					now.ops = append(now.ops, o)
+				}
+			}
+			for _, s := range all.spans {
+				if rng.IntN(4) == 0 {
+					late.spans = append(late.spans, s)
+				} else {
+					now.spans = append(now.spans, s)
+				}
+			}
+			k := now.keeping()
+			window := func() Options {
+				from := rng.Int64N(1500 * µs)
+				return Options{From: from, To: from + 1 + rng.Int64N(600*µs)}
+			}
+			for _, o := range []Options{{}, window(), window(), {}} {
+				analysed(t, k, o)
+			}
+			now.add(&late)
+			for _, o := range []Options{window(), {}, window(), {}} {
+				analysed(t, k, o)
+			}
+		})
+	}
+}
+
+func TestRun_PartsAreUsed(t *testing.T) {
+	p := train(200, func(p *program, i int) {
+		p.launch("first", 30*µs)
+		kernels(p, 9, 20*µs)
+		if i%3 == 0 {
+			p.sync()
+		}
+	})
+	for _, scopes := range []bool{true, false} {
+		t.Run(fmt.Sprint("scopes=", scopes), func(t *testing.T) {
+			r := p.reader()
+			if !scopes {
+				r.spans = nil
+			}
+			k := r.keeping()
+			result, swept := analysed(t, k, Options{})
+			assert.Equal(t, int64(200), result.Steps.Count)
+			assert.Less(t, swept, 2*len(r.ops)+1)
+			assert.Greater(t, len(k.values), 80)
+			markers := 0
+			if !scopes {
+				markers = len(r.ops) // fewer than maxPatternOps, whose markers are not kept
+			}
+			_, swept = analysed(t, k, Options{})
+			assert.Less(t, swept-markers, 40, "the rest of the session")
+			_, swept = analysed(t, k, Options{From: r.last / 4, To: r.last / 4 * 3})
+			assert.Less(t, swept-markers, 120, "both ends of the window")
+			for name, b := range k.values {
+				for _, damaged := range [][]byte{nil, b[:len(b)/2], append(slices.Clone(b), 0), make([]byte, len(b))} {
+					k.values[name] = damaged
+				}
+			}
+			_, swept = analysed(t, k, Options{})
+			assert.Greater(t, swept-markers, len(r.ops)/2, "all parts are damaged")
+		})
+	}
+}
+
+func TestKeepParts(t *testing.T) {
+	p := train(60, func(p *program, i int) {
+		kernels(p, 10, 20*µs)
+		if i%3 == 0 {
+			p.sync()
+		}
+	})
+	all := p.reader()
+	k := (&pages{first: all.first}).keeping()
+	var sum DeviceTime
+	for i := range 5 {
+		last := i == 4
+		n := len(all.ops) / 5 * (i + 1)
+		if last {
+			n = len(all.ops)
+		}
+		k.rows.ops = all.ops[:n]
+		end := k.rows.ops[n-1].StartNs
+		k.rows.last, k.rows.spans = end+1, nil
+		for _, s := range all.spans {
+			if s.EndNs <= end || last {
+				k.rows.spans = append(k.rows.spans, s)
+			}
+		}
+		if last {
+			k.rows.last = all.last
+		}
+		u := &Update{last: last}
+		_, err := runWith(t.Context(), k, Options{}, u)
+		require.NoError(t, err)
+		for _, d := range u.Devices {
+			sum.Parts = sum.plus(&d.Parts)
+			sum.Steps += d.Steps
+		}
+	}
+	want, err := Run(t.Context(), k.Source, Options{})
+	require.NoError(t, err)
+	assert.Equal(t, want.Devices[0].BusyNs(), sum.BusyNs())
+	assert.Equal(t, want.Devices[0].WallNs, sum.WallNs)
+	assert.Equal(t, want.Steps.Count, sum.Steps)
+}
+
+func FuzzPart(f *testing.F) {
+	k := random(7).keeping()
+	if _, err := Run(f.Context(), k, Options{}); err != nil {
+		f.Fatal(err)
+	}
+	for _, b := range k.values {
+		f.Add(b[:len(b)-4])
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		c := newKept()
+		c.out = b
+		for name := range k.values {
+			k.values[name] = c.closed()
+		}
+		_, err := Run(t.Context(), k, Options{})
+		require.NoError(t, err)
+	})
+}

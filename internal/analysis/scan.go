@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package analysis
+
+import (
+	"context"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+// scanReader is the source of a session in a store that scans rows and keeps parts.
+type scanReader struct {
+	reader
+	store store.Scanner
+}
+
+func (s *scanReader) query(from, to int64) store.ScanQuery {
+	return store.ScanQuery{Project: s.project, Session: s.session, From: from, To: to, Overlapping: true}
+}
+
+func (s *scanReader) Ops(ctx context.Context, from, to int64, visit func(*store.OpRow) error) error {
+	return s.store.ScanOps(ctx, s.query(from, to), visit)
+}
+
+func (s *scanReader) Scopes(ctx context.Context, from, to int64, n int) (list []Scope, more bool, err error) {
+	return s.scopes(ctx, from, to, nil, n)
+}
+
+func (s *scanReader) namedScopes(ctx context.Context, from, to int64, prefixes []string) ([]Scope, error) {
+	list, _, err := s.scopes(ctx, from, to, prefixes, maxNamed)
+	return list, err
+}
+
+func (s *scanReader) scopes(ctx context.Context, from, to int64, prefixes []string, n int) (list []Scope, more bool, err error) {
+	err = s.store.ScanScopes(ctx, s.query(from, to), prefixes, func(x *store.Span) error {
+		if len(list) == n {
+			more = true
+			return errEnough
+		}
+		list = append(list, scopeOf(x))
+		return nil
+	})
+	if more {
+		err = nil
+	}
+	return list, more, err
+}
+
+func (s *scanReader) scopeSums(ctx context.Context, from, to int64) ([]store.ScopeSum, error) {
+	return s.store.ScopeSums(ctx, s.query(from, to), partShift)
+}
+
+func (*scanReader) partSize() (ops, grid int64) { return partOps, partGrid }
+
+func (s *scanReader) names(ctx context.Context) ([]string, error) {
+	return s.store.Kept(ctx, s.project, s.session)
+}
+
+func (s *scanReader) value(ctx context.Context, name string) ([]byte, error) {
+	return s.store.KeptValue(ctx, s.project, s.session, name)
+}
+
+func (s *scanReader) keep(ctx context.Context, name string, value []byte) error {
+	return s.store.Keep(ctx, s.project, s.session, name, value)
+}
+
+func (s *scanReader) operations(ctx context.Context) (int64, error) {
+	info, err := s.r.Session(ctx, s.project, s.session)
+	return info.Counts["ops"], err
+}
+
+func (s *scanReader) bins(ctx context.Context, from, to int64) ([]int64, error) {
+	n := int((to - from) / partGrid)
+	t, err := s.r.Timeline(ctx, store.TimelineQuery{Project: s.project, Session: s.session, From: from, To: to, Bins: n})
+	if err != nil {
+		return nil, err
+	}
+	ops := make([]int64, n)
+	for i := range t.Bins {
+		if b := &t.Bins[i]; int(b.Index) < n {
+			ops[b.Index] += b.Count
+		}
+	}
+	return ops, nil
+}

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import (
+	"context"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/answer"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+// scanBlock is the number of rows that a scan completes together.
+const scanBlock = 1 << 14
+
+// scan reads the rows of a query without database/sql, whose conversions take three times as long as the
+// query. Fill sets a row of a block from the values of a row, and done takes each full block.
+func scan[T any](ctx context.Context, v *view, query string, args []any, fill func(*T, []driver.Value) error, done func([]T) error) error {
+	conn, err := v.s.db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	named := make([]driver.NamedValue, len(args))
+	for i, a := range args {
+		named[i] = driver.NamedValue{Ordinal: i + 1, Value: a}
+	}
+	err = conn.Raw(func(c any) (err error) {
+		rows, err := c.(driver.QueryerContext).QueryContext(ctx, v.tables(query), named)
+		if err != nil {
+			return errors.Join(ctx.Err(), err)
+		}
+		defer func() { err = errors.Join(err, rows.Close()) }()
+		values := make([]driver.Value, len(rows.Columns()))
+		block := make([]T, 0, scanBlock)
+		for {
+			err := rows.Next(values)
+			if err != nil && !errors.Is(err, io.EOF) {
+				return errors.Join(ctx.Err(), err)
+			}
+			if last := err != nil; last || len(block) == scanBlock {
+				if err := errors.Join(ctx.Err(), done(block)); err != nil || last {
+					return err
+				}
+				block = block[:0]
+			}
+			block = append(block, *new(T))
+			if err := fill(&block[len(block)-1], values); err != nil {
+				return err
+			}
+		}
+	})
+	v.s.suspect(v.sess, err)
+	return err
+}
+
+// ScanOps implements [store.Scanner].
+func (s *Store) ScanOps(ctx context.Context, q store.ScanQuery, visit func(*store.OpRow) error) error {
+	v, f, err := s.openScan(ctx, q)
+	if err != nil || v == nil {
+		return err
+	}
+	defer v.close()
+	if v.dropped {
+		return nil
+	}
+	if q.Overlapping && q.From != 0 {
+		earliest, err := v.earliest(ctx, q.From)
+		if err != nil {
+			return fmt.Errorf("scan operations: %w", err)
+		}
+		f.add("start_ns >= ?", earliest)
+	}
+	f.interval("start_ns", "start_ns + greatest(dur_ns, 0)", q.From, q.To, q.Overlapping)
+	query := "SELECT start_ns, dur_ns, span, lane::UBIGINT << 32 | shape, stack::UBIGINT << 32 | origin, launch_lead_ns, launch_dur_ns, " +
+		queueSQL + " FROM {ops}" + f.where() + " ORDER BY start_ns, span"
+	err = scan(ctx, v, query, f.args, fillOp, func(rows []store.OpRow) error {
+		if _, err := v.complete(ctx, rows); err != nil {
+			return err
+		}
+		for i := range rows {
+			if err := visit(&rows[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("scan operations: %w", err)
+	}
+	return nil
+}
+
+// fillOp sets what a scan of operations reads.
+func fillOp(o *store.OpRow, values []driver.Value) error {
+	start, ok1 := values[0].(int64)
+	dur, ok2 := values[1].(int64)
+	span, ok3 := values[2].(uint64)
+	laneShape, ok4 := values[3].(uint64)
+	stackOrigin, ok5 := values[4].(uint64)
+	if !ok1 || !ok2 || !ok3 || !ok4 || !ok5 {
+		return fmt.Errorf("got %T, %T, %T, %T and %T", values[0], values[1], values[2], values[3], values[4])
+	}
+	o.StartNs, o.EndNs, o.Span = start, start+dur, store.SpanID(span)
+	o.Lane, o.Shape = uint32(laneShape>>32), uint32(laneShape)
+	o.Stack, o.Origin = uint32(stackOrigin>>32), uint32(stackOrigin)
+	base := start
+	if lead, ok := values[5].(int64); ok {
+		base = start - lead
+		o.LaunchStartNs = store.Some(base)
+	}
+	if d, ok := values[6].(int64); ok {
+		o.LaunchEndNs = store.Some(base + d)
+	}
+	if queue, ok := values[7].(int64); ok {
+		o.QueueNs = store.Some(queue)
+	}
+	return nil
+}
+
+// scopesOf selects the scopes of a scan.
+func (f *filter) scopesOf(q *store.ScanQuery) {
+	f.add("operation = ?", semconv.CUDAOperationScope)
+	f.interval("start_ns", "greatest(start_ns, end_ns)", q.From, q.To, q.Overlapping)
+}
+
+// ScanScopes implements [store.Scanner].
+func (s *Store) ScanScopes(ctx context.Context, q store.ScanQuery, prefixes []string, visit func(*store.Span) error) error {
+	v, f, err := s.openScan(ctx, q)
+	if err != nil || v == nil {
+		return err
+	}
+	defer v.close()
+	f.scopesOf(&q)
+	if len(prefixes) > 0 {
+		f.add("len(list_filter(?::VARCHAR[], lambda p: starts_with(name, p))) > 0", prefixes)
+	}
+	query := "SELECT start_ns, end_ns, span, parent, name FROM {spans}" + f.where() + " ORDER BY start_ns, span"
+	err = scan(ctx, v, query, f.args, func(p *store.Span, values []driver.Value) error {
+		start, ok1 := values[0].(int64)
+		end, ok2 := values[1].(int64)
+		span, ok3 := values[2].(uint64)
+		parent, ok4 := values[3].(uint64)
+		name, ok5 := values[4].(string)
+		if !ok1 || !ok2 || !ok3 || !ok4 || !ok5 {
+			return fmt.Errorf("got %T, %T, %T, %T and %T", values[0], values[1], values[2], values[3], values[4])
+		}
+		*p = store.Span{StartNs: start, EndNs: end, Span: store.SpanID(span), Parent: store.SpanID(parent), Name: name}
+		return nil
+	}, func(rows []store.Span) error {
+		for i := range rows {
+			if err := visit(&rows[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("scan scopes: %w", err)
+	}
+	return nil
+}
+
+// ScopeSums implements [store.Scanner].
+func (s *Store) ScopeSums(ctx context.Context, q store.ScanQuery, shift uint8) ([]store.ScopeSum, error) {
+	v, f, err := s.openScan(ctx, q)
+	if err != nil || v == nil {
+		return nil, err
+	}
+	defer v.close()
+	f.scopesOf(&q)
+	var out []store.ScopeSum
+	bins := func(time, starts, ends string) string {
+		return "SELECT " + time + " >> " + strconv.Itoa(int(shift)) + " AS bin, " + starts + " AS x, " + ends + " AS y FROM h"
+	}
+	query := "WITH h AS MATERIALIZED (SELECT start_ns, greatest(start_ns, end_ns) AS e, hash(start_ns, end_ns, span, parent, name) AS h FROM {spans}" + f.where() +
+		") SELECT bin, bit_xor(x), bit_xor(y) FROM (" + bins("start_ns", "h", "0::UBIGINT") + " UNION ALL " + bins("e", "0::UBIGINT", "h") + ") GROUP BY 1 ORDER BY 1"
+	err = scan(ctx, v, query, f.args, func(x *store.ScopeSum, values []driver.Value) error {
+		bin, ok1 := values[0].(int64)
+		starts, ok2 := values[1].(uint64)
+		ends, ok3 := values[2].(uint64)
+		if !ok1 || !ok2 || !ok3 {
+			return fmt.Errorf("got %T, %T and %T", values[0], values[1], values[2])
+		}
+		*x = store.ScopeSum{FromNs: bin << shift, Starts: starts, Ends: ends}
+		return nil
+	}, func(rows []store.ScopeSum) error { out = append(out, rows...); return nil })
+	if err != nil {
+		return nil, fmt.Errorf("sum scopes: %w", err)
+	}
+	return out, nil
+}
+
+// openScan opens the session of a scan. The view is nil if there is no data without a session.
+func (s *Store) openScan(ctx context.Context, q store.ScanQuery) (*view, *filter, error) {
+	if _, err := answer.Limits(q.From, q.To, 0, 1, 1); err != nil {
+		return nil, nil, fmt.Errorf("scan: %w", err)
+	}
+	v, err := s.open(ctx, q.Project, q.Session, true)
+	return v, &filter{}, err
+}

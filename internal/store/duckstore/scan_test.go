@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import (
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/analysis"
+	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/storetest"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+// readOnly hides what else a store can do.
+type readOnly struct{ store.Reader }
+
+func openTraining(t *testing.T, steps int) *Store {
+	t.Helper()
+	s, err := Open(t.Context(), Config{Directory: t.TempDir(), SegmentOps: 1500})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close(t.Context())) })
+	g := storetest.NewTraining(0)
+	for range steps {
+		_, err := s.Write(t.Context(), []*store.Batch{g.Batch(1)})
+		require.NoError(t, err)
+	}
+	return s
+}
+
+func TestStore_ScanEqualsPages(t *testing.T) {
+	s := openTraining(t, 5)
+	info, err := s.Session(t.Context(), "", "training")
+	require.NoError(t, err)
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 10 {
+		q := store.ScanQuery{Session: "training", Overlapping: rng.IntN(2) == 0}
+		if rng.IntN(4) > 0 {
+			q.From = info.FirstNs + rng.Int64N(info.LastNs-info.FirstNs)
+		}
+		if rng.IntN(4) > 0 {
+			q.To = max(info.FirstNs, q.From) + 1 + rng.Int64N(info.LastNs-info.FirstNs)
+		}
+		page, err := s.Ops(t.Context(), store.OpQuery{Session: q.Session, From: q.From, To: q.To, Overlapping: q.Overlapping, Limit: 20_000})
+		require.NoError(t, err)
+		var ops []store.OpRow
+		require.NoError(t, s.ScanOps(t.Context(), q, func(o *store.OpRow) error { ops = append(ops, *o); return nil }))
+		require.Len(t, ops, len(page.Rows))
+		for i := range ops {
+			want := &page.Rows[i]
+			want.Correlation, want.PlaceRef = store.Int{}, store.Place{}
+			require.Equal(t, want, &ops[i])
+		}
+		list, err := s.Spans(t.Context(), store.SpanQuery{
+			Session: q.Session, From: q.From, To: q.To, Overlapping: q.Overlapping, Operation: semconv.CUDAOperationScope, Limit: 20_000,
+		})
+		require.NoError(t, err)
+		for _, prefixes := range [][]string{nil, {"step", "layer1"}} {
+			var want, got []store.Span
+			for i := range list {
+				x := &list[i].Span
+				if prefixes == nil || x.Name == "step" || strings.HasPrefix(x.Name, "layer1") {
+					want = append(want, store.Span{StartNs: x.StartNs, EndNs: x.EndNs, Span: x.Span, Parent: x.Parent, Name: x.Name})
+				}
+			}
+			require.NoError(t, s.ScanScopes(t.Context(), q, prefixes, func(x *store.Span) error { got = append(got, *x); return nil }))
+			require.Equal(t, want, got)
+		}
+		want, err := analysis.Run(t.Context(), analysis.FromReader(readOnly{s}, "", q.Session), analysis.Options{From: q.From, To: q.To})
+		require.NoError(t, err)
+		got, err := analysis.Run(t.Context(), analysis.FromReader(s, "", q.Session), analysis.Options{From: q.From, To: q.To})
+		require.NoError(t, err)
+		require.Equal(t, analysis.NewAnswer(want, 0), analysis.NewAnswer(got, 0))
+	}
+	assert.ErrorIs(t, s.ScanOps(t.Context(), store.ScanQuery{Session: "other"}, nil), store.ErrNotFound)
+	assert.ErrorIs(t, s.ScanScopes(t.Context(), store.ScanQuery{Session: "training", From: -1}, nil, nil), store.ErrInvalid)
+}
+
+func TestStore_ScopeSums(t *testing.T) {
+	s := openTraining(t, 2)
+	sums := func() []store.ScopeSum {
+		list, err := s.ScopeSums(t.Context(), store.ScanQuery{Session: "training"}, 24)
+		require.NoError(t, err)
+		return list
+	}
+	before := sums()
+	var starts, ends uint64
+	for i, x := range before {
+		assert.True(t, i == 0 || x.FromNs > before[i-1].FromNs)
+		starts ^= x.Starts
+		ends ^= x.Ends
+	}
+	assert.Equal(t, starts, ends)
+	assert.NotZero(t, starts)
+	late := store.Span{StartNs: before[1].FromNs, EndNs: before[2].FromNs, Span: 7, Name: "late", Operation: semconv.CUDAOperationScope}
+	for range 2 { // the second one is a repetition
+		_, err := s.Write(t.Context(), []*store.Batch{{Session: "training", Spans: []store.Span{late}}})
+		require.NoError(t, err)
+		after := sums()
+		assert.NotEqual(t, before[1].Starts, after[1].Starts)
+		assert.Equal(t, before[1].Ends, after[1].Ends)
+		assert.Equal(t, before[1].Starts^after[1].Starts, before[2].Ends^after[2].Ends)
+		assert.Equal(t, before[3:], after[3:])
+	}
+}
+
+func TestStore_Keep(t *testing.T) {
+	s := openTraining(t, 1)
+	ctx := t.Context()
+	require.ErrorIs(t, s.Keep(ctx, "", "other", "a", []byte{1}), store.ErrNotFound)
+	require.ErrorIs(t, s.Keep(ctx, "", "training", "../a", []byte{1}), store.ErrInvalid)
+	for _, name := range []string{"b", "a-1", "b"} {
+		require.NoError(t, s.Keep(ctx, "", "training", name, []byte(name+"!")))
+	}
+	names, err := s.Kept(ctx, "", "training")
+	require.NoError(t, err)
+	assert.Equal(t, []string{"a-1", "b"}, names)
+	dir := s.dir
+	require.NoError(t, s.Close(ctx))
+	s, err = Open(ctx, Config{Directory: dir})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, s.Close(ctx)) }()
+	b, err := s.KeptValue(ctx, "", "training", "b")
+	require.NoError(t, err)
+	assert.Equal(t, "b!", string(b))
+	for range 2 {
+		require.NoError(t, s.Keep(ctx, "", "training", "b", nil))
+	}
+	b, err = s.KeptValue(ctx, "", "training", "b")
+	require.NoError(t, err)
+	assert.Nil(t, b)
+	require.NoError(t, s.Delete(ctx, "", "training"))
+	left, err := filepath.Glob(filepath.Join(dir, "_", "sessions", "*"))
+	require.NoError(t, err)
+	assert.Empty(t, left)
+	_, err = os.Stat(dir)
+	require.NoError(t, err)
+}
