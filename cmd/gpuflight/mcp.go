@@ -566,7 +566,7 @@ func (m *mcpSource) criticalPath(ctx context.Context, a *mcpPathArgs) (any, erro
 		if a.Start != nil {
 			q.Set("at", strconv.FormatInt(*a.Start, 10))
 		}
-	} else {
+	} else if a.Device != "" {
 		q.Set("device", a.Device)
 	}
 	answer := &analysis.AnswerPath{}

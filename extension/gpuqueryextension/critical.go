@@ -18,7 +18,10 @@ import (
 // critical answers with the critical path of a span, or of the step [from, to) of a device.
 func (s *server) critical(ctx context.Context, r *request) (any, error) {
 	from, to := r.interval()
-	device, at := r.text("device", 1000), int64(0)
+	device, at := analysis.AnyDevice, int64(0)
+	if _, ok := r.values["device"]; ok {
+		device = r.text("device", 1000)
+	}
 	id := r.spanID("span")
 	if _, ok := r.values["at"]; ok {
 		at = r.integer("at", 0, -r.base, store.MaxTimeNs-r.base) + r.base

@@ -102,8 +102,12 @@ const maxPathOps = 200_000
 // ErrPathTooLong says that an interval has more operations than a path considers.
 var ErrPathTooLong = errors.New("the interval has more than 200,000 operations: choose a shorter one")
 
+// AnyDevice is a device that an operation cannot have.
+const AnyDevice = "\x00"
+
 // StepPath returns the critical path of a step of a device: why [from, to) was not shorter. The device
-// is Lane.Device. docs/causes.md has the rules.
+// is Lane.Device. AnyDevice is the one on which an operation starts at to, or else ended last.
+// docs/causes.md has the rules.
 func StepPath(ctx context.Context, src Source, from, to int64, device string) (*CriticalPath, error) {
 	w := &walker{from: from}
 	// The operation that begins the next step starts at to.
@@ -294,6 +298,18 @@ func (w *walker) ended(t int64, of *pathOp) *pathOp {
 // step goes back from the end of a step of a device.
 func (w *walker) step(to int64, device string) {
 	var next, running *pathOp
+	if device == AnyDevice {
+		device = ""
+		if o := w.ended(to, nil); o != nil {
+			device = o.device
+		}
+		for i := range w.ops {
+			if w.ops[i].start == to {
+				device = w.ops[i].device
+				break
+			}
+		}
+	}
 	for i := range w.ops {
 		switch o := &w.ops[i]; {
 		case o.device != device:

@@ -56,8 +56,8 @@ func TestStepPath_RandomTimelines(t *testing.T) {
 			if rng.IntN(2) == 0 && len(r.ops) > 0 { // a step ends where an operation starts
 				to = max(r.ops[rng.IntN(len(r.ops))].StartNs, from+1)
 			}
-			device := ""
-			if len(r.ops) > 0 {
+			device := AnyDevice
+			if len(r.ops) > 0 && rng.IntN(2) == 0 {
 				device = r.ops[rng.IntN(len(r.ops))].LaneRef.Device
 			}
 			c, err := StepPath(t.Context(), FromReader(r, "", "s"), from, to, device)

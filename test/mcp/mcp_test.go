@@ -115,7 +115,7 @@ func TestMCP_Recording(t *testing.T) {
 		assert.NotEmpty(t, tool.Description, tool.Name)
 		assert.True(t, tool.Annotations.ReadOnlyHint, tool.Name)
 	}
-	for _, name := range []string{"list_sessions", "open_recording", "report", "steps", "idle_gaps", "kernels", "scopes", "span"} {
+	for _, name := range []string{"list_sessions", "open_recording", "report", "steps", "idle_gaps", "critical_path", "kernels", "scopes", "span"} {
 		assert.Contains(t, names, name)
 	}
 
@@ -143,6 +143,14 @@ func TestMCP_Collector(t *testing.T) {
 	c.get("list_sessions", map[string]any{"text": "ITEM"}, &list)
 	require.Len(t, list.Sessions, 1)
 	checkTools(t, c, list.Sessions[0].ID)
+}
+
+// scope returns a scope of a session.
+func scope(c *client, session string) ref {
+	var scopes struct{ Scopes []struct{ Longest ref } }
+	c.get("scopes", map[string]any{"session": session, "limit": 1}, &scopes)
+	require.Len(c.t, scopes.Scopes, 1)
+	return scopes.Scopes[0].Longest
 }
 
 // checkTools checks the answers about the recording item, whose cause is known.
@@ -203,6 +211,34 @@ func checkTools(t *testing.T, c *client, session string) {
 	c.get("steps", map[string]any{"session": id, "limit": 4}, &steps)
 	require.Len(t, steps.Steps.Longest, 4)
 	c.cited(session, steps.Steps.Longest[0].First)
+
+	var step struct {
+		Steps struct {
+			Device  string
+			Typical struct {
+				Start  int64
+				WallNs int64 `json:"wall_ns"`
+			}
+		}
+	}
+	c.get("steps", map[string]any{"session": id}, &step)
+	for _, args := range []map[string]any{
+		{"session": id, "from": step.Steps.Typical.Start, "to": step.Steps.Typical.Start + step.Steps.Typical.WallNs, "device": step.Steps.Device, "limit": 5},
+		{"session": id, "span": scope(c, id).Span, "limit": 5},
+	} {
+		var path struct {
+			From, To int64
+			Kinds    []struct{ Ns int64 }
+			Parts    []struct{ Spans []ref }
+		}
+		c.get("critical_path", args, &path)
+		for _, k := range path.Kinds {
+			path.From += k.Ns
+		}
+		assert.Equal(t, path.To, path.From)
+		require.Len(t, path.Parts, 5)
+		c.cited(session, path.Parts[0].Spans[0])
+	}
 
 	var idle struct {
 		Devices []struct {

@@ -2269,7 +2269,7 @@ export interface operations {
                 at?: components["schemas"]["Time"];
                 from?: components["parameters"]["From"];
                 to?: components["parameters"]["To"];
-                /** @description Device of the step, as in `steps.device` of an analysis */
+                /** @description Device of the step, as in `steps.device` of an analysis. Without it, the device on which an operation starts at `to`, or else ended last */
                 device?: string;
                 /** @description Most parts, the longest */
                 limit?: number;
