@@ -86,7 +86,7 @@ soak: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/prometheus $(TOOLS)/kafka/kafk
 	$(GO) run ./test/mutation
 
 .PHONY: bench
-bench: build $(TOOLS)/kafka/kafka $(TOOLS)/chdb/chdb ## Measure our components against contrib's on the same data
+bench: build $(TOOLS)/kafka/kafka $(TOOLS)/chdb/chdb $(TOOLS)/gpux $(TOOLS)/gpuxbench/python ## Measure our components against contrib's on the same data
 	$(GO) run ./test/bench/spans
 	$(GO) run ./test/bench/nvml
 	$(GO) run ./test/bench
@@ -94,6 +94,7 @@ bench: build $(TOOLS)/kafka/kafka $(TOOLS)/chdb/chdb ## Measure our components a
 	$(GO) run ./test/bench/clickhouse
 	$(GO) run ./test/bench/ui
 	$(GO) run ./test/bench/store
+	$(GO) build $(FLAGS) -o bin/gpux ./examples/gpux/cmd/gpux && GPUX_HOME=$(CURDIR)/$(TOOLS)/gpux $(GO) run ./test/bench/gpux
 	$(GO) test -run - -bench Launch -benchtime 7x ./receiver/cudareceiver/internal/probe
 	$(GO) test -run - -bench Lines -benchtime 20x ./internal/recording/cubin
 
@@ -189,6 +190,10 @@ $(TOOLS)/perfetto/perfetto: scripts/perfetto scripts/perfetto.txt
 # FastAPI and OpenTelemetry, which require Python.
 $(TOOLS)/python/python: scripts/python scripts/python.txt
 	@scripts/python $(TOOLS)
+
+# The same with ONNX Runtime.
+$(TOOLS)/gpuxbench/python: scripts/python scripts/python.txt scripts/gpuxbench.txt
+	@scripts/python $(TOOLS) scripts/gpuxbench.txt
 
 $(TOOLS)/versitygw: internal/tools/versitygw/go.mod
 	@$(SLOWLY) "compiling versitygw, an S3 server" $(TOOLGO) build -C internal/tools/versitygw $(FLAGS) -o $(CURDIR)/$@ github.com/versity/versitygw/cmd/versitygw

@@ -103,6 +103,7 @@ func (s *server) scopes(ctx context.Context, r *request) (any, error) {
 }
 
 type instanceAnswer struct {
+	Name       string `json:"name"`
 	Span       string `json:"span,omitempty"`
 	Parent     string `json:"parent,omitempty"`
 	Trace      string `json:"trace,omitempty"`
@@ -124,6 +125,7 @@ const maxIdle = 100
 func (s *server) instances(ctx context.Context, r *request) (any, error) {
 	q := store.InstanceQuery{Project: r.project, Session: r.session, Path: r.id("path", r.PathValue("path"))}
 	q.From, q.To = r.interval()
+	q.Name = r.text("name", 10_000)
 	q.Sort = store.InstanceSort(r.choice("sort", "start", "wall", "device", "queue"))
 	limit := int(r.integer("limit", 100, 1, 9999))
 	q.Limit = limit + 1
@@ -148,7 +150,7 @@ func (s *server) instances(ctx context.Context, r *request) (any, error) {
 	}
 	list := []instanceAnswer{}
 	for _, i := range found[:min(len(found), limit)] {
-		a := instanceAnswer{parentText(i.Span), parentText(i.Parent), traceText(i.Trace), i.StartNs - r.base, max(i.EndNs-i.StartNs, 0),
+		a := instanceAnswer{i.Name, parentText(i.Span), parentText(i.Parent), traceText(i.Trace), i.StartNs - r.base, max(i.EndNs-i.StartNs, 0),
 			i.Kernels, i.KernelNs, i.QueueNs, i.Copies, i.CopyNs, nil, nil, nil}
 		if i.Kernels+i.Copies > 0 {
 			a.First, a.Last = r.offset(store.Some(i.FirstNs)), r.offset(store.Some(i.LastNs))

@@ -120,9 +120,9 @@ func (s *server) timeline(ctx context.Context, r *request) (any, error) {
 }
 
 const (
-	// maxBinRows is the number of rows from which bins are made at most. A store reads about 5 million
+	// maxBinRows is the number of rows from which bins are made at most. A store reads 2 to 5 million
 	// in a second. Above it, bins are at least as wide as those of the finest level, which are sums.
-	maxBinRows = 1_000_000
+	maxBinRows = 300_000
 	// fewestBins is the number of bins below which an answer is of no use.
 	fewestBins = 100
 )

@@ -4,9 +4,9 @@ package store
 
 import "math/bits"
 
-// Levels are the levels of detail of the timeline. A bin of level L covers 2^L ns: 16.8 ms, 268 ms
+// Levels are the levels of detail of the timeline. A bin of level L covers 2^L ns: 4.2 ms, 16.8 ms, 268 ms
 // and 4.29 s. Timelines that need smaller bins read rows.
-var Levels = [...]uint8{24, 28, 32}
+var Levels = [...]uint8{22, 24, 28, 32}
 
 // Bucket returns the histogram bucket of a duration in nanoseconds. Durations below 16 ns have
 // their own bucket. Above, each power of two has 16 buckets, so a value differs from the middle of

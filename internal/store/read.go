@@ -47,8 +47,14 @@ import (
 //  3. the one name Place.ScopeName, if it is not "";
 //  4. the root.
 //
+// Names that differ only in their numbers fold: if more than a limit have the same [Pattern], the paths
+// have the pattern in the place of all of them. The limit is MaxNumbered, and 1 for numbers of steps,
+// iterations, batches and epochs. The names of all spans count, except sessions and deep windows, and for
+// each operation those of its ScopePath, or its ScopeName if that is "". Of more than 250,000 different
+// names, a store need not count all. Rows have exact names.
+//
 // All rows that are stored at the time of a query take part, in whichever order they arrived. So a
-// late parent moves the spans and operations below it to other paths.
+// late parent moves the spans and operations below it to other paths, and another name may fold them.
 type Reader interface {
 	// Sessions lists sessions, the largest FirstNs first, then by id. While many sessions are written,
 	// counts, sums and resources may leave out what was written in the last minutes. FirstNs, LastNs and
@@ -381,8 +387,10 @@ const (
 type InstanceQuery struct {
 	Project, Session string
 	Path             uint32
-	From, To         int64
-	Sort             InstanceSort
+	// Name is the exact name; "" selects all.
+	Name     string
+	From, To int64
+	Sort     InstanceSort
 	// Limit is at most 10,000; 0 means 100.
 	Limit int
 }
@@ -394,6 +402,7 @@ type Instance struct {
 	StartNs, EndNs             int64
 	Span, Parent               SpanID
 	Trace                      TraceID
+	Name                       string
 	Kernels, KernelNs, QueueNs int64
 	Copies, CopyNs             int64
 	// FirstNs and LastNs are the earliest start and the latest end of these; 0 if there are none.

@@ -15,6 +15,12 @@ type Tables interface {
 	SQL(ctx context.Context, q SQLQuery) (SQLAnswer, error)
 }
 
+// StackSums is what a [Backend] may also implement: it says whether Reader.Stacks of a whole session reads sums,
+// so that the size of the session does not matter.
+type StackSums interface {
+	StacksFromSums(ctx context.Context, project, session string) (bool, error)
+}
+
 // TableNames are the tables of a session.
 var TableNames = [...]string{"operations", "spans", "samples", "logs", "points"}
 

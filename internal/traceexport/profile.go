@@ -83,7 +83,7 @@ func (s *source) tree() (*answer.Tree, error) {
 	slices.SortFunc(spans, func(a, b answer.ScopeSpan) int {
 		return cmp.Or(cmp.Compare(a.StartNs, b.StartNs), cmp.Compare(a.ID, b.ID))
 	})
-	return answer.NewTree(spans), err
+	return answer.NewTree(spans, nil), err
 }
 
 // kernels calls f for all kernels.

@@ -159,6 +159,7 @@ export const scopesRoute = createRoute({
       path: id(s.path),
       sort: oneOf(s.sort, ["start", "wall", "device", "queue"] as const),
       q: text(s.q),
+      name: text(s.name),
     }),
   component: Scopes,
 });

@@ -34,12 +34,29 @@ type Tree struct {
 	// Spans are sorted by start and id.
 	Spans []ScopeSpan
 	byID  map[store.SpanID]*ScopeSpan
+	folds store.Folds
 }
 
 // NewTree returns the tree of all spans of a session, which are sorted by start and id. It keeps the
-// slice.
-func NewTree(spans []ScopeSpan) *Tree {
+// slice. Sites are those of all operations of the session.
+func NewTree(spans []ScopeSpan, sites []Site) *Tree {
 	t := &Tree{Spans: spans, byID: make(map[store.SpanID]*ScopeSpan, len(spans))}
+	names := store.NewNumbered(nil)
+	for _, s := range sites {
+		if s.ScopePath == "" {
+			names.Add(s.ScopeName)
+			continue
+		}
+		for _, n := range strings.Split(s.ScopePath, "|") {
+			names.Add(n)
+		}
+	}
+	for i := range spans {
+		if inside(&spans[i]) {
+			names.Add(spans[i].Name)
+		}
+	}
+	t.folds = names.Folds()
 	for i := range spans {
 		if p := &spans[i]; t.byID[p.ID] == nil {
 			t.byID[p.ID] = p
@@ -51,13 +68,17 @@ func NewTree(spans []ScopeSpan) *Tree {
 	return t
 }
 
+func inside(p *ScopeSpan) bool {
+	return p.Operation != semconv.CUDAOperationSession && p.Operation != semconv.CUDAOperationDeepWindow
+}
+
 func (t *Tree) resolve(p *ScopeSpan) {
 	var names []string
-	for q := p; q != nil && q.Operation != semconv.CUDAOperationSession && q.Operation != semconv.CUDAOperationDeepWindow; q = t.byID[q.Parent] {
+	for q := p; q != nil && inside(q); q = t.byID[q.Parent] {
 		if len(names) == store.MaxScopeDepth {
 			return
 		}
-		names = append(names, q.Name)
+		names = append(names, t.folds.Name(q.Name))
 		if q.Parent == 0 {
 			break
 		}
@@ -118,13 +139,13 @@ type Site struct {
 func (t *Tree) Path(s Site) []string {
 	if s.ScopePath != "" {
 		names := strings.Split(s.ScopePath, "|")
-		return names[:min(len(names), store.MaxScopeDepth)]
+		return t.folds.Names(names[:min(len(names), store.MaxScopeDepth)])
 	}
 	if p := t.byID[s.Parent]; p != nil && s.Parent != 0 && p.inTree {
 		return p.names
 	}
 	if s.ScopeName != "" {
-		return []string{s.ScopeName}
+		return []string{t.folds.Name(s.ScopeName)}
 	}
 	return nil
 }

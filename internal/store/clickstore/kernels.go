@@ -30,7 +30,19 @@ func (v *view) tree(ctx context.Context) (*answer.Tree, error) {
 		if err != nil {
 			return nil, err
 		}
-		return answer.NewTree(spans), nil
+		table := "gpu_ops"
+		if v.rollups() {
+			table = "gpu_stats"
+			f.add("Rollup = ?", v.seal.rollup)
+		}
+		var sites []answer.Site
+		err = v.s.each(ctx, "SELECT DISTINCT if(ScopePath = '', ScopeName, ''), ScopePath FROM "+table+f.where(), f.args, func(r driver.Rows) error {
+			var s answer.Site
+			err := r.Scan(&s.ScopeName, &s.ScopePath)
+			sites = append(sites, s)
+			return err
+		})
+		return answer.NewTree(spans, sites), err
 	})
 }
 
@@ -259,10 +271,11 @@ func (v *view) instances(ctx context.Context, q store.InstanceQuery) ([]store.In
 	for j := range tree.Spans {
 		p := &tree.Spans[j]
 		names, ok := p.Names()
-		if !ok || v.sess.paths.ID(names) != q.Path || p.StartNs < q.From || q.To != 0 && p.StartNs >= q.To {
+		if !ok || v.sess.paths.ID(names) != q.Path || p.StartNs < q.From || q.To != 0 && p.StartNs >= q.To ||
+			q.Name != "" && q.Name != p.Name {
 			continue
 		}
-		list = append(list, store.Instance{StartNs: p.StartNs, EndNs: p.EndNs, Span: p.ID, Parent: p.Parent, Trace: p.Trace})
+		list = append(list, store.Instance{StartNs: p.StartNs, EndNs: p.EndNs, Span: p.ID, Parent: p.Parent, Trace: p.Trace, Name: p.Name})
 		ids[p.ID] = true
 	}
 	total := map[store.SpanID]*store.Instance{}

@@ -20,7 +20,7 @@ import (
 const longBins = 64
 
 // longNs is the shortest duration of an operation in gpu_long.
-const longNs = longBins << 24
+const longNs = longBins << 22
 
 // binsSQL sums operations by bins of width from base. It leaves out the busy time of long operations.
 // Bins may begin before base. The condition selects operations.
@@ -76,7 +76,7 @@ func (v *view) timeline(ctx context.Context, q store.TimelineQuery) (store.Timel
 		return t, err
 	}
 	switch {
-	case level > 0 && v.rollups():
+	case level > 0 && v.rollups() && !v.lacks(ctx, level):
 		err = v.binsOfLevel(ctx, b, level, len(q.Lanes) > 0, selected)
 	case !v.dropped:
 		err = v.binsOfRows(ctx, b, len(q.Lanes) > 0, selected)
@@ -127,6 +127,20 @@ func (v *view) long(ctx context.Context, b *answer.Bins, query string, args []an
 		b.Busy(lane, start, start+dur)
 		return err
 	})
+}
+
+// lacks reports whether a build without the finest level has computed the sums. After retention has dropped
+// the rows, there is nothing else to read.
+func (v *view) lacks(ctx context.Context, level uint8) bool {
+	if level != store.Levels[0] || v.dropped {
+		return false
+	}
+	has, err := cached(v, "finest level", func() (has bool, err error) {
+		f := v.filter()
+		f.add("Rollup = ? AND Level = ?", v.seal.rollup, int64(level))
+		return has, v.s.each(ctx, "SELECT count() > 0 FROM gpu_lod"+f.where(), f.args, func(r driver.Rows) error { return r.Scan(&has) })
+	})
+	return err == nil && !has
 }
 
 func (v *view) binsOfLevel(ctx context.Context, b *answer.Bins, level uint8, some bool, lanes []uint64) error {

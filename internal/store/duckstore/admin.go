@@ -97,7 +97,7 @@ func (s *Store) Seal(ctx context.Context, project, id string) error {
 	}
 	s.refreshChains(ctx, sess, true)
 	for _, seg := range sess.segments {
-		if err = s.merge(ctx, seg); err != nil {
+		if err = s.merge(ctx, sess, seg); err != nil {
 			return fmt.Errorf("seal session %q: %w", id, s.failed(ctx, sess, err))
 		}
 	}
@@ -116,12 +116,12 @@ func (s *Store) Seal(ctx context.Context, project, id string) error {
 	return nil
 }
 
-func (s *Store) merge(ctx context.Context, seg *segment) error {
+func (s *Store) merge(ctx context.Context, sess *session, seg *segment) error {
 	if err := s.acquire(ctx, seg); err != nil {
 		return err
 	}
 	defer s.release(seg)
-	return s.mergeRollups(ctx, seg, true)
+	return s.mergeRollups(ctx, sess, seg, true)
 }
 
 // Delete implements [store.Admin].
@@ -154,7 +154,8 @@ func (s *Store) remove(ctx context.Context, sess *session, segments []*segment) 
 		}
 	}
 	s.mu.Lock()
-	sess.dicts = nil
+	sess.dicts, sess.numbered = nil, nil
+	sess.paths.reload()
 	sess.segments = slices.DeleteFunc(slices.Clone(sess.segments), func(x *segment) bool { return slices.Contains(segments, x) })
 	sess.summarize()
 	sess.version++
@@ -370,6 +371,9 @@ func (s *Store) Export(ctx context.Context, project, id, file string) error {
 	}
 	if v.stale {
 		meta[staleChains] = "1"
+	}
+	if v.coarse {
+		meta[coarse] = "1"
 	}
 	if err = s.createFile(ctx, building, meta, v); err == nil {
 		err = copyNew(building, file)

@@ -98,6 +98,7 @@ type chains struct {
 	oldSpans, oldAnchors, oldPending bloom
 	next                             uint32
 	seq                              int64
+	folds                            store.Folds
 }
 
 const (
@@ -169,7 +170,9 @@ func (s *Store) writerView(ctx context.Context, sess *session) (*view, error) {
 			return nil, err
 		}
 		v.segments = append(v.segments, seg)
+		v.coarse = v.coarse || seg.coarse
 	}
+	v.folds = sess.paths.folded()
 	return v, nil
 }
 
@@ -296,7 +299,7 @@ func (t *chains) resolve(r *spanRow, first map[store.SpanID]*spanRow) {
 			base = cur.limb
 			break
 		}
-		name := utf8(p.Name)
+		name := t.folds.Name(utf8(p.Name))
 		steps = append(steps, step{cur, limb{key: pathKey([]string{name}), depth: 1}})
 		if p.Parent == 0 {
 			break
@@ -387,6 +390,7 @@ func (w *transaction) chainSpans(ctx context.Context, tx *sql.Tx, list []*spanRo
 			return nil, err
 		}
 	}
+	t.folds = w.sess.paths.folded()
 	for _, r := range list {
 		if r.old == nil {
 			t.resolve(r, first)
@@ -494,6 +498,8 @@ func (w *transaction) moveChains(ctx context.Context, tx *sql.Tx, first map[stor
 		"UPDATE " + w.seg.alias + ".spans SET chain = m.b" + values + " AND start_ns >= " + strconv.FormatInt(from, 10),
 		"UPDATE " + w.seg.alias + ".span_sums SET chain = m.b" + values,
 		"UPDATE " + w.seg.alias + ".scope_sums SET chain = m.b" + values,
+		"UPDATE " + w.seg.alias + ".stats SET chain = m.b" + values,
+		"UPDATE " + w.seg.alias + ".stack_sums SET chain = m.b" + values,
 		"DELETE FROM " + w.seg.alias + ".chains WHERE id IN (" + strings.Join(removed, ", ") + ")",
 	} {
 		if _, err := tx.ExecContext(ctx, q); err != nil {
@@ -596,8 +602,14 @@ func (s *Store) inTransaction(ctx context.Context, sess *session, seg *segment, 
 
 func (s *Store) rebuildSegment(ctx context.Context, sess *session, seg *segment, t *tree, spans []*treeSpan) error {
 	return s.inTransaction(ctx, sess, seg, func(w *transaction, tx *sql.Tx) error {
+		dropped := ""
+		if sess.dropped {
+			// The sums of operations stay in the chains that they have.
+			all := view{s: s, sess: sess, segments: sess.segments}
+			dropped = all.tables(" WHERE id NOT IN (SELECT chain FROM {stats})")
+		}
 		for _, q := range []string{
-			"DELETE FROM " + seg.alias + ".chains", "DELETE FROM " + seg.alias + ".span_sums",
+			"DELETE FROM " + seg.alias + ".chains" + dropped, "DELETE FROM " + seg.alias + ".span_sums",
 			"CREATE OR REPLACE TABLE " + seg.alias + ".rebuilt (start_ns BIGINT, span UBIGINT, chain UINTEGER)",
 		} {
 			if _, err := tx.ExecContext(ctx, q); err != nil {
@@ -631,8 +643,77 @@ func (s *Store) rebuildSegment(ctx context.Context, sess *session, seg *segment,
 		if err == nil {
 			_, err = tx.ExecContext(ctx, "DROP TABLE "+seg.alias+".rebuilt")
 		}
+		if err == nil && !sess.dropped {
+			err = w.rebuildStats(ctx, tx, t)
+		}
 		return err
 	})
+}
+
+// rebuildStats sums up the operations of a segment again, if sums are in chains.
+func (w *transaction) rebuildStats(ctx context.Context, tx *sql.Tx, t *tree) error {
+	one := &view{s: w.s, sess: w.sess, segments: []*segment{w.seg}}
+	each := func(query string, scan func(*sql.Rows) error) error {
+		return eachRow(ctx, tx, one.tables(query), nil, scan)
+	}
+	chained := false
+	err := each("SELECT count(*) > 0 FROM {stats} WHERE chain != 0", func(r *sql.Rows) error { return r.Scan(&chained) })
+	if err != nil || !chained {
+		return err
+	}
+	if w.sess.dicts == nil {
+		if w.sess.dicts, err = w.s.loadDictionaries(ctx, w.sess); err != nil {
+			return err
+		}
+		defer func() { w.sess.dicts = nil }()
+	}
+	if _, err = tx.ExecContext(ctx, "CREATE OR REPLACE TABLE "+w.seg.alias+".placed (place UINTEGER, site UINTEGER, chain UINTEGER)"); err != nil {
+		return err
+	}
+	err = each("SELECT id, parent, scope_name, scope_path FROM {places} WHERE id IN (SELECT place FROM {ops})", func(r *sql.Rows) error {
+		var id uint32
+		var p store.Place
+		if err := r.Scan(&id, &p.Parent, &p.ScopeName, &p.ScopePath); err != nil {
+			return err
+		}
+		p = siteOf(&p)
+		if of := t.byID[p.Parent]; of != nil && p.Parent != 0 {
+			if l := t.limb(of); l.state == chainInside {
+				c, err := w.chainOf(l)
+				if err != nil {
+					return err
+				}
+				return w.append("placed", id, uint32(0), c.id)
+			}
+		}
+		site, err := w.siteID(p)
+		if err != nil {
+			return err
+		}
+		return w.append("placed", id, site, uint32(0))
+	})
+	if err == nil {
+		err = w.flush()
+	}
+	const from = " FROM (SELECT *, greatest(dur_ns, 0) AS d FROM {ops}) o LEFT JOIN {db}.placed p ON p.place = o.place"
+	for _, q := range []string{
+		"DELETE FROM {stats}", "DELETE FROM {stack_sums}",
+		"INSERT INTO {stats} SELECT coalesce(site, 0), shape, lane, " + bucketSQL + ", count(*), " + signed("d") + ", max(d), " + signed(queueSQL) + ", " + signed("bytes") +
+			", coalesce(chain, 0)" + from + " GROUP BY 1, 2, 3, 4, 10",
+		"INSERT INTO {stack_sums} SELECT coalesce(site, 0), coalesce(chain, 0), stack, shape, count(*), " + signed("d") + from +
+			" WHERE stack != 0 AND shape IN (SELECT id FROM {shapes} WHERE operation = 1) GROUP BY 1, 2, 3, 4",
+	} {
+		if err == nil {
+			_, err = tx.ExecContext(ctx, strings.ReplaceAll(one.tables(q), "{db}", w.seg.alias))
+		}
+	}
+	if err == nil {
+		err, w.appenders = w.closeAppenders(false), map[string]*duckdb.Appender{}
+	}
+	if err == nil {
+		_, err = tx.ExecContext(ctx, "DROP TABLE "+w.seg.alias+".placed")
+	}
+	return err
 }
 
 // limb returns the chain of a span.

@@ -78,7 +78,7 @@ func compareChains(t *testing.T, s *Store, k sessionKey, msg string) {
 	scan := func(r *sql.Rows, l *limb, more ...any) {
 		var key []byte
 		require.NoError(t, r.Scan(append([]any{&l.anchor, &key, &l.depth, &l.state}, more...)...))
-		l.key = string(key)
+		l.key = pathKey(v.folds.Names(splitKey(string(key))))
 	}
 	require.NoError(t, v.each(ctx, "SELECT anchor, key, depth, state, start_ns, span FROM {spans} JOIN "+latestChains+" c ON c.id = chain", nil,
 		func(r *sql.Rows) error {

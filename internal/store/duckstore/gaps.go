@@ -28,6 +28,9 @@ const gapLevel = 24
 const (
 	gapTail = 50_000
 	gapLag  = int64(1) << 30
+	// denseTail is the number of kernels from which gapLag becomes shorter, because readers need 0.1 s for
+	// so many.
+	denseTail = 1 << 16
 )
 
 // maxGapPart is the number of operations from which the writer computes gaps in one query. It bounds the
@@ -97,7 +100,8 @@ func (s *Store) extendGaps(ctx context.Context, sess *session, all bool) error {
 	defer v.close()
 	to := int64(math.MaxInt64)
 	if !all {
-		to = s.gapsUntil(sess.segments[len(sess.segments)-1].newest[0])
+		last := sess.segments[len(sess.segments)-1]
+		to = s.gapsUntil(sess, last.newest[0], last.gapTail.list)
 	}
 	for _, seg := range sess.segments {
 		for from := (seg.gapBin + 1) << gapLevel; from < to; {
@@ -303,13 +307,31 @@ func (w *transaction) writeGaps(groups []*gapGroup) error {
 	return nil
 }
 
-// gapsUntil returns the end of the bins that are old enough for gap_bins.
-func (s *Store) gapsUntil(newest int64) int64 { return max(newest-s.gapLag, 0) >> gapLevel << gapLevel }
+// gapsUntil returns the end of the bins that are old enough for gap_bins: older than gapLag, or than the
+// newest denseTail kernels if none has arrived later. Lists have the newest kernels.
+func (s *Store) gapsUntil(sess *session, newest int64, lists ...[]gapKernel) int64 {
+	lag := s.gapLag
+	n := int64(0)
+	for _, l := range lists {
+		for i := range l {
+			if l[i].start > newest-lag {
+				n++
+			}
+		}
+	}
+	if n > s.denseTail {
+		lag = min(lag, max(lag*s.denseTail/n, 2*sess.late))
+	}
+	return max(newest-lag, 0) >> gapLevel << gapLevel
+}
 
 // extendGaps adds the bins of new kernels that are old enough. If kernels are not in memory or belong to an
 // earlier segment, Store.extendGaps does it later.
 func (w *transaction) extendGaps() error {
-	from, to := (w.seg.gapBin+1)<<gapLevel, w.s.gapsUntil(w.newest[0])
+	if w.earliest < w.seg.newest[0] {
+		w.sess.late = max(w.sess.late, w.seg.newest[0]-w.earliest)
+	}
+	from, to := (w.seg.gapBin+1)<<gapLevel, w.s.gapsUntil(w.sess, w.newest[0], w.seg.gapTail.list, w.kernels)
 	segments := w.sess.segments
 	if w.sess.id == "" || w.sess.lastKernels == nil || w.seg != segments[len(segments)-1] || w.seg.gapTail.from > from || w.earliest < from {
 		return nil
@@ -569,10 +591,17 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 	if err != nil {
 		return answer, err
 	}
+	// A gap that ends in the tail starts at a reach, or in the tail.
+	tailed := to > tail<<gapLevel
 	for _, r := range reaches {
 		if q.Device == "" || r.device == q.Device {
 			bins = append(bins, gapBin{r, tail})
+			tailed = tailed || r.end < to
 		}
+	}
+	tailRows := [][2]int64{{tail << gapLevel, math.MaxInt64}}
+	if !tailed {
+		tailRows = nil
 	}
 	var ranges [][2]int64
 	values := []string{"('', -9, -1, 0)"}
@@ -582,7 +611,7 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 		}
 		values = append(values, fmt.Sprintf("(%s, %d, %d, %d)", textSQL(b.device), b.bin, b.end, b.dur))
 	}
-	part := "SELECT *, s AS t, $2 AS bin FROM (" + v.kernelsSQL(rangesSQL([][2]int64{{tail << gapLevel, math.MaxInt64}})) + ") WHERE $3 = '' OR device = $3 " +
+	part := "SELECT *, s AS t, $2 AS bin FROM (" + v.kernelsSQL(rangesSQL(tailRows)) + ") WHERE $3 = '' OR device = $3 " +
 		"UNION ALL SELECT k.*, s, s >> $1 FROM (" + v.kernelsSQL(rangesSQL(ranges)) + ") k SEMI JOIN bins ON bins.device = k.device AND bins.bin = s >> $1 " +
 		"UNION ALL SELECT device, -1, before, 0, 0, before - dur, bin FROM bins"
 	// The bins of the first query have the other gaps.

@@ -46,34 +46,107 @@ type kernelGroup struct {
 	order   uint64
 }
 
-// kernelPart sums operations by some of lane, shape, site (or place) and bucket; the others are 0.
+// kernelPart sums operations by some of lane, shape, site (or place), chain and bucket; the others are 0.
 type kernelPart struct {
-	lane, shape, place        uint32
+	lane, shape, place, chain uint32
 	bucket                    uint16
 	n, sum, max, queue, bytes int64
+	key                       []byte // of the chain
 }
 
+// where is the place of a part in the tree of scopes.
+type where struct{ place, chain uint32 }
+
+func (p *kernelPart) where() where { return where{p.place, p.chain} }
+
 // rollupParts reads the statistics of the whole session, grouped by columns of stats.
-func (v *view) rollupParts(ctx context.Context, lane, site bool) ([]kernelPart, error) {
-	columns, key := "0::UINTEGER, shape, 0::UINTEGER, bucket", "stats"
+func (v *view) rollupParts(ctx context.Context, lane, path bool) ([]kernelPart, error) {
+	columns := []string{"0::UINTEGER", "shape", "0::UINTEGER", "0::UINTEGER", "bucket"}
+	key := "stats"
 	if lane {
-		columns, key = strings.Replace(columns, "0::UINTEGER", "lane", 1), key+" lane"
+		columns[0], key = "lane", key+" lane"
 	}
-	if site {
-		columns, key = strings.Replace(columns, "shape, 0::UINTEGER", "shape, site", 1), key+" site"
+	if path {
+		columns[2], columns[3], key = "site", "chain", key+" path"
+	}
+	query := "SELECT " + strings.Join(columns, ", ") + ", sum(n)::BIGINT, " + lowBits("sum_ns") + ", max(max_ns), " + lowBits("queue_ns") + ", " +
+		lowBits("bytes") + " FROM {stats} GROUP BY 1, 2, 3, 4, 5"
+	if path {
+		query = "SELECT p.*, c.key FROM (" + query + ") p LEFT JOIN " + latestChains + " c ON c.id = p.chain"
+	} else {
+		query = "SELECT *, NULL FROM (" + query + ")"
 	}
 	return cached(v, key, func() ([]kernelPart, int, error) {
-		out, err := v.parts(ctx, "SELECT "+columns+", sum(n)::BIGINT, "+lowBits("sum_ns")+", max(max_ns), "+lowBits("queue_ns")+", "+
-			lowBits("bytes")+" FROM {stats} GROUP BY 1, 2, 3, 4", nil)
+		out, err := v.parts(ctx, query, nil)
 		return out, len(out), err
 	})
+}
+
+// rowParts reads the statistics of an interval from operations.
+func (v *view) rowParts(ctx context.Context, lane, path bool, from, to int64) ([]kernelPart, error) {
+	var f filter
+	f.interval("start_ns", "", from, to, false)
+	columns := []string{"0::UINTEGER", "shape", "0::UINTEGER", "0::UINTEGER", bucketSQL}
+	if lane {
+		columns[0] = "lane"
+	}
+	if path {
+		columns[2] = "place"
+	}
+	return cached(v, fmt.Sprint("kernels ", lane, path, from, " ", to), func() ([]kernelPart, int, error) {
+		out, err := v.parts(ctx, "SELECT "+strings.Join(columns, ", ")+", count(*), "+lowBits("d")+", max(d), "+lowBits(queueSQL)+", "+
+			lowBits("bytes")+", NULL FROM (SELECT *, greatest(dur_ns, 0) AS d FROM {ops}"+f.where()+") GROUP BY 1, 2, 3, 4, 5", f.args)
+		return out, len(out), err
+	})
+}
+
+type placesOf func(context.Context, idSet) (map[uint32]*store.Place, error)
+
+// pathParts reads the statistics of the whole session by path. While chains are stale, it reads operations. The
+// function returns the places that the parts refer to.
+func (v *view) pathParts(ctx context.Context, lane bool) ([]kernelPart, placesOf, error) {
+	if v.stale && !v.dropped {
+		parts, err := v.rowParts(ctx, lane, true, 0, 0)
+		return parts, v.places, err
+	}
+	parts, err := v.rollupParts(ctx, lane, true)
+	return parts, v.sites, err
+}
+
+// partPaths returns the paths of parts.
+func (v *view) partPaths(ctx context.Context, parts []kernelPart, placesOf placesOf) (map[where][]string, error) {
+	ids := idSet{}
+	for i := range parts {
+		ids.add(parts[i].place)
+	}
+	places, err := placesOf(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	paths, err := v.pathsOf(ctx, places)
+	if err != nil {
+		return nil, err
+	}
+	out := map[where][]string{}
+	for i := range parts {
+		p := &parts[i]
+		if _, ok := out[p.where()]; ok {
+			continue
+		}
+		if p.chain != 0 {
+			out[p.where()] = v.folds.Names(splitKey(string(p.key)))
+		} else {
+			out[p.where()] = paths.place(orEmpty(places[p.place]))
+		}
+	}
+	return out, nil
 }
 
 func (v *view) parts(ctx context.Context, query string, args []any) ([]kernelPart, error) {
 	var out []kernelPart
 	err := v.each(ctx, query, args, func(r *sql.Rows) error {
 		var p kernelPart
-		err := r.Scan(&p.lane, &p.shape, &p.place, &p.bucket, &p.n, wrapped{&p.sum}, &p.max, wrapped{&p.queue}, wrapped{&p.bytes})
+		err := r.Scan(&p.lane, &p.shape, &p.place, &p.chain, &p.bucket, &p.n, wrapped{&p.sum}, &p.max, wrapped{&p.queue}, wrapped{&p.bytes}, &p.key)
 		out = append(out, p)
 		return err
 	})
@@ -81,52 +154,40 @@ func (v *view) parts(ctx context.Context, query string, args []any) ([]kernelPar
 }
 
 func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.KernelStat, error) {
-	byPath := q.Group == store.GroupPath || q.Path != nil
-	placesOf := v.sites
+	byPath, byLane := q.Group == store.GroupPath || q.Path != nil, q.Group == store.GroupLane
+	places := v.places
 	var parts []kernelPart
 	var err error
-	if q.From == 0 && q.To == 0 {
-		parts, err = v.rollupParts(ctx, q.Group == store.GroupLane, byPath)
-	} else {
-		var f filter
-		f.interval("start_ns", "", q.From, q.To, false)
-		lane, place := "0::UINTEGER", "0::UINTEGER"
-		if q.Group == store.GroupLane {
-			lane = "lane"
-		}
-		if byPath {
-			place = "place"
-		}
-		placesOf = v.places
-		parts, err = cached(v, fmt.Sprint("kernels ", lane, place, q.From, " ", q.To), func() ([]kernelPart, int, error) {
-			out, err := v.parts(ctx, "SELECT "+lane+", shape, "+place+", "+bucketSQL+", count(*), "+lowBits("d")+", max(d), "+lowBits(queueSQL)+
-				", 0::UBIGINT FROM (SELECT *, greatest(dur_ns, 0) AS d FROM {ops}"+f.where()+") GROUP BY 1, 2, 3, 4", f.args)
-			return out, len(out), err
-		})
+	switch {
+	case q.From != 0 || q.To != 0:
+		parts, err = v.rowParts(ctx, byLane, byPath, q.From, q.To)
+	case byPath:
+		var of placesOf
+		parts, of, err = v.pathParts(ctx, byLane)
+		places = of
+	default:
+		parts, err = v.rollupParts(ctx, byLane, false)
 	}
 	if err != nil {
 		return nil, err
 	}
-	laneIDs, shapeIDs, placeIDs := idSet{}, idSet{}, idSet{}
+	laneIDs, shapeIDs := idSet{}, idSet{}
 	for i := range parts {
 		laneIDs.add(parts[i].lane)
 		shapeIDs.add(parts[i].shape)
-		placeIDs.add(parts[i].place)
 	}
 	shapes, err := v.shapes(ctx, shapeIDs)
 	if err != nil {
 		return nil, err
 	}
 	order := map[uint32]uint64{} // of lanes and paths
-	paths, below := map[uint32]uint32{}, map[uint32]bool{}
+	paths, below := map[where]uint32{}, map[where]bool{}
 	if byPath {
-		places, err := placesOf(ctx, placeIDs)
-		if err == nil {
-			err = v.kernelPaths(ctx, q, places, paths, below, order)
-		}
+		names, err := v.partPaths(ctx, parts, places)
 		if err != nil {
 			return nil, err
 		}
+		v.kernelPaths(q, names, paths, below, order)
 	}
 	if q.Group == store.GroupLane {
 		entries, err := v.lanes(ctx, laneIDs)
@@ -144,7 +205,7 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 	for _, p := range parts {
 		shape := orEmpty(shapes[p.shape])
 		if shape.Operation != store.OpKernel || !store.ContainsFold(shape.Name, q.Text) && !store.ContainsFold(shape.FullName, q.Text) ||
-			q.Path != nil && !below[p.place] {
+			q.Path != nil && !below[p.where()] {
 			continue
 		}
 		var k kernelKey
@@ -155,7 +216,7 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 		case store.GroupShape:
 			k, o = kernelKey{shape.Name, p.shape}, shape.Key
 		case store.GroupPath:
-			k.id = paths[p.place]
+			k.id = paths[p.where()]
 			o = order[k.id]
 		case store.GroupLane:
 			k.id, o = p.lane, order[p.lane]
@@ -186,30 +247,19 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 	return out, nil
 }
 
-// kernelPaths finds the path of each place, whether it is below the path of the query, and the order
-// of paths.
-func (v *view) kernelPaths(ctx context.Context, q store.KernelQuery, places map[uint32]*store.Place, paths map[uint32]uint32,
-	below map[uint32]bool, order map[uint32]uint64) error {
-	t, err := v.pathsOf(ctx, places)
-	if err != nil {
-		return err
-	}
+// kernelPaths finds the id of each path, whether it is below the path of the query, and the order of
+// paths.
+func (v *view) kernelPaths(q store.KernelQuery, names map[where][]string, paths map[where]uint32, below map[where]bool, order map[uint32]uint64) {
 	all := map[uint32][]string{}
-	resolve := func(id uint32) {
-		names := t.place(orEmpty(places[id]))
-		paths[id] = v.pathID(names)
-		all[paths[id]] = names
+	for at, names := range names {
+		paths[at] = v.pathID(names)
+		all[paths[at]] = names
 		for n := range len(names) + 1 {
-			below[id] = below[id] || q.Path != nil && v.pathID(names[:n]) == *q.Path
+			below[at] = below[at] || q.Path != nil && v.pathID(names[:n]) == *q.Path
 		}
-	}
-	resolve(0)
-	for id := range places {
-		resolve(id)
 	}
 	sorted := slices.SortedFunc(maps.Keys(all), func(a, b uint32) int { return slices.Compare(all[a], all[b]) })
 	for i, id := range sorted {
 		order[id] = uint64(i) + 1
 	}
-	return nil
 }

@@ -209,11 +209,11 @@ func rollupsEqualRows(t *testing.T, s *Store, session string) {
 		},
 		"lod": {
 			"SELECT lane, level, bin, sum(n), max(top_ns) FROM {lod} WHERE n > 0 GROUP BY ALL ORDER BY ALL",
-			"SELECT lane, level, start_ns >> level, count(*), max(greatest(dur_ns, 0)) FROM {ops}, (SELECT unnest([24, 28, 32]) AS level) GROUP BY ALL ORDER BY ALL",
+			"SELECT lane, level, start_ns >> level, count(*), max(greatest(dur_ns, 0)) FROM {ops}, (SELECT unnest([22, 24, 28, 32]) AS level) GROUP BY ALL ORDER BY ALL",
 		},
 		"busy": {
 			"SELECT lane, level, sum(busy_ns) FROM {lod} GROUP BY ALL ORDER BY ALL",
-			"SELECT lane, level, sum(greatest(dur_ns, 0)) FROM {ops}, (SELECT unnest([24, 28, 32]) AS level) GROUP BY ALL ORDER BY ALL",
+			"SELECT lane, level, sum(greatest(dur_ns, 0)) FROM {ops}, (SELECT unnest([22, 24, 28, 32]) AS level) GROUP BY ALL ORDER BY ALL",
 		},
 		"scopes": {
 			"SELECT span, sum(kernels), sum(kernel_ns), min(first_ns), max(last_ns) FROM {scope_sums} WHERE own GROUP BY ALL HAVING sum(kernels) > 0 ORDER BY ALL",

@@ -278,7 +278,7 @@ func TestOpen_DevelopmentBuild(t *testing.T) {
 	require.NoError(t, os.Remove(filepath.Join(dir, catalogFile)))
 	_, err = Open(context.Background(), Config{Directory: dir})
 	require.EqualError(t, err, "open store "+dir+": "+segmentOf(dir, keptSession)+
-		": table ops is not that of schema version 2: written by a development build: use the build that wrote it or another directory")
+		fmt.Sprintf(": table ops is not that of schema version %d: ", schemaVersion())+"written by a development build: use the build that wrote it or another directory")
 	assert.FileExists(t, segmentOf(dir, keptSession))
 }
 

@@ -9,9 +9,13 @@ import (
 	"database/sql"
 	"hash/fnv"
 	"io"
+	"maps"
 	"strconv"
 	"strings"
 	"sync"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/semconv"
 )
 
 // paths assigns ids to lists of names. An id is a hash. Of two lists with equal hashes, the one that is
@@ -23,6 +27,7 @@ type paths struct {
 	ids     map[string]uint32
 	keys    map[uint32]string
 	unsaved []uint32
+	folds   store.Folds // does not change, but is replaced
 }
 
 func newPaths() *paths { return &paths{ids: map[string]uint32{}, keys: map[uint32]string{}} }
@@ -103,8 +108,19 @@ func (v *view) loadPaths(ctx context.Context) error {
 	if p.loaded || v.sess.id == "" {
 		return nil
 	}
+	folds := store.Folds{}
 	for _, seg := range v.segments {
-		err := v.s.each(ctx, "SELECT id, key FROM {db}.paths", nil, func(r *sql.Rows) error {
+		err := v.s.each(ctx, "SELECT pattern FROM {db}.folds", nil, func(r *sql.Rows) error {
+			var pattern string
+			err := r.Scan(&pattern)
+			folds[pattern] = struct{}{}
+			return err
+		}, seg.alias)
+		if err != nil {
+			v.s.suspect(v.sess, err)
+			return err
+		}
+		err = v.s.each(ctx, "SELECT id, key FROM {db}.paths", nil, func(r *sql.Rows) error {
 			var id uint32
 			var key []byte
 			if err := r.Scan(&id, &key); err != nil {
@@ -118,8 +134,77 @@ func (v *view) loadPaths(ctx context.Context) error {
 			return err
 		}
 	}
-	p.loaded = true
+	if v.coarse {
+		n, err := v.readNumbered(ctx, folds)
+		if err != nil {
+			return err
+		}
+		folds = n.Folds()
+	}
+	p.loaded, p.folds = true, folds
 	return nil
+}
+
+// folded returns the patterns that fold.
+func (p *paths) folded() store.Folds {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.folds
+}
+
+// fold adds a pattern.
+func (p *paths) fold(pattern string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	folds := maps.Clone(p.folds)
+	if folds == nil {
+		folds = store.Folds{}
+	}
+	folds[pattern] = struct{}{}
+	p.folds = folds
+}
+
+// reload makes the next view read what is stored again.
+func (p *paths) reload() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.loaded = false
+}
+
+// loadNumbered reads the names of scopes of a session.
+func (s *Store) loadNumbered(ctx context.Context, sess *session) (*store.Numbered, error) {
+	v, err := s.writerView(ctx, sess)
+	if err != nil {
+		return nil, err
+	}
+	defer v.close()
+	if len(v.segments) == 0 {
+		return store.NewNumbered(nil), nil
+	}
+	if err := v.loadPaths(ctx); err != nil {
+		return nil, err
+	}
+	return v.readNumbered(ctx, sess.paths.folded())
+}
+
+func (v *view) readNumbered(ctx context.Context, folds store.Folds) (*store.Numbered, error) {
+	n := store.NewNumbered(folds)
+	err := v.each(ctx, "SELECT DISTINCT name, false FROM {spans} WHERE operation NOT IN (?, ?) UNION ALL "+
+		"SELECT DISTINCT CASE WHEN scope_path = '' THEN scope_name ELSE scope_path END, scope_path != '' FROM {places}",
+		[]any{semconv.CUDAOperationSession, semconv.CUDAOperationDeepWindow}, func(r *sql.Rows) error {
+			var name string
+			var path bool
+			err := r.Scan(&name, &path)
+			names := []string{name}
+			if path {
+				names = strings.Split(name, "|")
+			}
+			for _, name := range names {
+				n.Add(name)
+			}
+			return err
+		})
+	return n, err
 }
 
 // savePaths stores new ids in the last segment. If that fails, the next view does it: within the

@@ -26,6 +26,8 @@ type view struct {
 	dropped  bool   // its rows were dropped
 	stale    bool   // its chains are stale
 	epoch    uint64 // of its chains
+	coarse   bool   // see coarse
+	folds    store.Folds
 }
 
 // open attaches the segments of a session.
@@ -58,11 +60,13 @@ func (s *Store) open(ctx context.Context, project, id string, empty bool) (*view
 			return nil, err
 		}
 		v.segments = append(v.segments, seg)
+		v.coarse = v.coarse || seg.coarse
 	}
 	if err := v.loadPaths(ctx); err != nil {
 		v.close()
 		return nil, err
 	}
+	v.folds = v.sess.paths.folded()
 	return v, nil
 }
 

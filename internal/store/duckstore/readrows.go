@@ -13,6 +13,8 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/answer"
@@ -104,17 +106,27 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 		f.add("greatest(dur_ns, 0) <= ?", q.MaxNs)
 	}
 	if q.Path != nil {
-		places, err := v.placesOfPath(ctx, &f, *q.Path, q.Direct)
+		inside, err := whileFresh(v, func() (string, error) { return v.insidePath(ctx, *q.Path, q.Direct) }, func() (string, error) {
+			places, err := v.placesOfPath(ctx, &f, *q.Path, q.Direct)
+			return "place IN (" + joinIDs(places) + ")", err
+		})
 		if err != nil {
 			return store.OpPage{}, fmt.Errorf("read operations: %w", err)
 		}
-		f.add("place IN (SELECT unnest(?::BIGINT[]))", places)
+		f.add(inside)
 	}
 	value := "start_ns"
 	order := "start_ns, span"
 	switch q.Sort {
 	case store.ByDuration:
 		value = "greatest(dur_ns, 0)"
+		shortest, err := v.shortest(ctx, &q, n)
+		if err != nil {
+			return store.OpPage{}, fmt.Errorf("read operations: %w", err)
+		}
+		if shortest > 0 {
+			f.add("dur_ns >= ?", shortest)
+		}
 	case store.ByQueue:
 		value = "coalesce(" + queueSQL + ", -9223372036854775808)"
 	}
@@ -152,10 +164,132 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 	return page, nil
 }
 
-// placesOfPath returns the ids of the places that the selected operations have and that are in a path.
-func (v *view) placesOfPath(ctx context.Context, f *filter, path uint32, direct bool) ([]int64, error) {
+// shortest returns a duration that more than n operations of a whole session reach, from the statistics, or 0.
+// With it, DuckDB skips most rows.
+func (v *view) shortest(ctx context.Context, q *store.OpQuery, n int) (int64, error) {
+	if q.From != 0 || q.To != 0 || q.Parent != 0 || q.Trace != (store.TraceID{}) || len(q.Lanes) > 0 || q.MaxNs != 0 || v.sess.id == "" ||
+		q.Path != nil && v.stale {
+		return 0, nil
+	}
+	parts, err := v.rollupParts(ctx, false, q.Path != nil)
+	if err != nil {
+		return 0, err
+	}
+	var paths map[where][]string
+	if q.Path != nil {
+		if paths, err = v.partPaths(ctx, parts, v.sites); err != nil {
+			return 0, err
+		}
+	}
 	ids := idSet{}
-	list := []int64{}
+	for i := range parts {
+		ids.add(parts[i].shape)
+	}
+	shapes, err := v.shapes(ctx, ids)
+	if err != nil {
+		return 0, err
+	}
+	most := store.Bucket(store.MaxTimeNs)
+	if q.After != nil {
+		// Those of the same bucket may be before the cursor.
+		if most = store.Bucket(q.After.Value); most == 0 {
+			return 0, nil
+		}
+		most--
+	}
+	counts := make([]int64, int(most)+1)
+	for i := range parts {
+		p := &parts[i]
+		shape := orEmpty(shapes[p.shape])
+		if p.bucket <= most && (len(q.Operations) == 0 || slices.Contains(q.Operations, shape.Operation)) && (len(q.Shapes) == 0 || slices.Contains(q.Shapes, p.shape)) &&
+			(q.Name == "" || q.Name == shape.Name) && (q.Path == nil || v.inside(paths[p.where()], *q.Path, q.Direct)) {
+			counts[p.bucket] += p.n
+		}
+	}
+	found := int64(0)
+	for b := int(most); b > 0; b-- {
+		if found += counts[b]; found > int64(n) {
+			lo, _ := store.BucketBounds(uint16(b))
+			return lo, nil
+		}
+	}
+	return 0, nil
+}
+
+// inside reports whether a list of names is a path, or below it unless direct.
+func (v *view) inside(names []string, path uint32, direct bool) bool {
+	if direct {
+		return v.pathID(names) == path
+	}
+	for n := range len(names) + 1 {
+		if v.pathID(names[:n]) == path {
+			return true
+		}
+	}
+	return false
+}
+
+// insidePath returns a condition for the operations of a path, from the chains.
+func (v *view) insidePath(ctx context.Context, path uint32, direct bool) (string, error) {
+	inside := func(names []string) bool { return v.inside(names, path, direct) }
+	known, chains := []string{"4294967295"}, []string{"4294967295"} // no chain has this id
+	err := v.each(ctx, "SELECT id, key FROM "+latestChains+" WHERE state = 0", nil, func(r *sql.Rows) error {
+		var id uint32
+		var key []byte
+		err := r.Scan(&id, &key)
+		text := strconv.FormatUint(uint64(id), 10)
+		known = append(known, text)
+		if inside(v.folds.Names(splitKey(string(key)))) {
+			chains = append(chains, text)
+		}
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	texts := map[bool][]string{} // names and paths of places, by whether they are paths
+	none := scopePaths{nil, v.folds}
+	err = v.each(ctx, "SELECT DISTINCT CASE WHEN scope_path = '' THEN scope_name ELSE scope_path END, scope_path != '' FROM {places}", nil, func(r *sql.Rows) error {
+		var text string
+		var isPath bool
+		err := r.Scan(&text, &isPath)
+		p := store.Place{ScopeName: text}
+		if isPath {
+			p = store.Place{ScopePath: text}
+		}
+		if inside(none.place(&p)) {
+			texts[isPath] = append(texts[isPath], textSQL(text))
+		}
+		return err
+	})
+	if err != nil {
+		return "", err
+	}
+	of := func(chains []string) string {
+		return "SELECT span FROM {spans} WHERE span != 0 AND chain IN (" + strings.Join(chains, ", ") + ")"
+	}
+	in := func(column string, list []string) string {
+		if len(list) == 0 {
+			return "false"
+		}
+		return column + " IN (" + strings.Join(list, ", ") + ")"
+	}
+	condition := "place IN (SELECT id FROM {places} WHERE CASE WHEN scope_path != '' THEN " + in("scope_path", texts[true]) + " ELSE parent IN (" + of(chains) + ") END"
+	if len(texts[false]) > 0 {
+		condition += " OR scope_path = '' AND " + in("scope_name", texts[false]) + " AND parent NOT IN (" + of(known) + ")"
+	}
+	condition += ")"
+	if inside(nil) {
+		condition = "(place = 0 OR " + condition + ")"
+	}
+	return condition, nil
+}
+
+// placesOfPath returns the ids of the places that the selected operations have and that are in a path. The
+// list is not empty.
+func (v *view) placesOfPath(ctx context.Context, f *filter, path uint32, direct bool) ([]uint32, error) {
+	ids := idSet{}
+	list := []uint32{math.MaxUint32}
 	all := map[uint32]bool{}
 	err := v.each(ctx, "SELECT DISTINCT place FROM {ops}"+f.where(), slices.Clone(f.args), func(r *sql.Rows) error {
 		var id uint32
@@ -176,15 +310,8 @@ func (v *view) placesOfPath(ctx context.Context, f *filter, path uint32, direct 
 		return nil, err
 	}
 	for id := range all {
-		names := t.place(orEmpty(places[id]))
-		for n := len(names); n >= 0; n-- {
-			if v.pathID(names[:n]) == path {
-				list = append(list, int64(id))
-				break
-			}
-			if direct {
-				break
-			}
+		if v.inside(t.place(orEmpty(places[id])), path, direct) {
+			list = append(list, id)
 		}
 	}
 	return list, nil
@@ -378,7 +505,7 @@ func (v *view) spans(ctx context.Context, f *filter, longest bool, n int) ([]sto
 		}
 		for i := range out {
 			p := &out[i]
-			names, _ := t.path(&treeSpan{parent: p.Parent, name: p.Name, inside: insideTree(p.Operation)})
+			names, _ := t.path(&treeSpan{parent: p.Parent, name: v.folds.Name(p.Name), inside: insideTree(p.Operation)})
 			p.Path = v.pathID(names)
 		}
 		return out, nil
@@ -403,7 +530,7 @@ func (v *view) readSpans(ctx context.Context, f *filter, longest bool, n int) ([
 			&p.StatusMessage, &p.Name, &p.TraceState, &p.Flags, &p.Operation, &p.Origin, attrsValue{&p.Attrs},
 			&p.Events, &p.Links, &p.DroppedAttrs, &p.DroppedEvents, &p.DroppedLinks, &key, &state)
 		if state.Valid && (state.V == chainInside || state.V == chainTwin) {
-			p.Path = v.pathID(splitKey(string(key)))
+			p.Path = v.pathID(v.folds.Names(splitKey(string(key))))
 		}
 		ids.add(p.Origin)
 		out = append(out, p)
@@ -473,9 +600,9 @@ func (s *Store) Samples(ctx context.Context, q store.SampleQuery) ([]store.Sampl
 		})
 	var t scopePaths
 	if err == nil && q.ByPath {
-		parents := scopePaths{}
+		parents := map[store.SpanID]struct{}{}
 		for i := range out {
-			parents[out[i].Span] = nil
+			parents[out[i].Span] = struct{}{}
 		}
 		t, err = v.pathsOfSpans(ctx, parents)
 	}

@@ -12,6 +12,7 @@ import (
 	"hash/fnv"
 	"io"
 	"strconv"
+	"strings"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 )
@@ -37,11 +38,15 @@ const shortNs = longBins << 24
 type rollup struct {
 	lod    map[lodKey]*lodSum
 	stats  map[statKey]*statSum
+	stacks map[stackKey]*stackSum
 	own    map[store.SpanID]*scopeSum // by the span that launched
 	scopes map[scopeKey]*scopeSum     // see sumScopes
 	lanes  map[uint32]*laneSum
 	long   []longOp
-	sites  map[uint32]uint32 // by id of a place
+	// sites are what the places have for the tree of scopes. The first one is empty.
+	sites  []store.Place
+	siteOf map[store.Place]uint32 // index in sites
+	places map[uint32]uint32      // index in sites, by id of a place
 	chains map[chainBucket]*chainSum
 }
 
@@ -69,10 +74,15 @@ func (t *topOp) before(o *topOp) bool {
 	return cmp.Or(cmp.Compare(o.ns, t.ns), cmp.Compare(t.start, o.start), cmp.Compare(t.key, o.key)) < 0
 }
 
+// statKey identifies a sum. The site is an index in sites.
 type statKey struct {
 	site, shape, lane uint32
 	bucket            uint16
 }
+
+type stackKey struct{ site, stack, shape uint32 }
+
+type stackSum struct{ n, ns int64 }
 
 type statSum struct{ n, ns, longest, queue, bytes int64 }
 
@@ -88,7 +98,8 @@ type longOp struct {
 func newRollup() *rollup {
 	return &rollup{
 		lod: map[lodKey]*lodSum{}, stats: map[statKey]*statSum{}, own: map[store.SpanID]*scopeSum{}, scopes: map[scopeKey]*scopeSum{},
-		lanes: map[uint32]*laneSum{}, sites: map[uint32]uint32{},
+		lanes: map[uint32]*laneSum{}, stacks: map[stackKey]*stackSum{},
+		sites: []store.Place{{}}, siteOf: map[store.Place]uint32{}, places: map[uint32]uint32{},
 		chains: map[chainBucket]*chainSum{},
 	}
 }
@@ -102,8 +113,8 @@ func entry[K comparable, V any](m map[K]*V, k K) (v *V, fresh bool) {
 	return v, fresh
 }
 
-// add adds an operation. Its ids are those of the session.
-func (r *rollup) add(o *store.Op, shape *store.Shape, parent store.SpanID, laneID, shapeID, site uint32) {
+// add adds an operation. Its ids are those of the session, and site is an index in sites.
+func (r *rollup) add(o *store.Op, shape *store.Shape, parent store.SpanID, laneID, shapeID, stackID, site uint32) {
 	dur := max(o.EndNs-o.StartNs, 0)
 	end := o.StartNs + dur
 	top := topOp{dur, o.StartNs, shapeID, shape.Key}
@@ -135,6 +146,11 @@ func (r *rollup) add(o *store.Op, shape *store.Shape, parent store.SpanID, laneI
 	st.longest = max(st.longest, dur)
 	st.queue += o.QueueNs.V
 	st.bytes += o.Bytes.V
+	if stackID != 0 && shape.Operation == store.OpKernel {
+		s, _ := entry(r.stacks, stackKey{site, stackID, shapeID})
+		s.n++
+		s.ns += dur
+	}
 	l, fresh := entry(r.lanes, laneID)
 	l.n++
 	l.busy += dur
@@ -157,12 +173,16 @@ func (r *rollup) add(o *store.Op, shape *store.Shape, parent store.SpanID, laneI
 
 // rows returns the numbers of rows, by table.
 func (r *rollup) rows() mergeCounts {
-	return mergeCounts{len(r.lod), len(r.stats), len(r.scopes), len(r.chains), len(r.lanes), 0}
+	return mergeCounts{len(r.lod), len(r.stats), len(r.scopes), len(r.chains), len(r.lanes), 0, len(r.stacks)}
 }
 
 // writeRollup appends the rows of the rollup and the summary.
-func (w *transaction) writeRollup() error {
+func (w *transaction) writeRollup(ctx context.Context, tx *sql.Tx) error {
 	r := w.rollup
+	placed, err := w.placeSites(ctx, tx)
+	if err != nil {
+		return err
+	}
 	for k, s := range r.lod {
 		if err := w.append("lod", k.level, k.bin, k.lane, s.n, s.busy, s.top.ns, s.top.shape, s.top.key, s.top.start); err != nil {
 			return err
@@ -174,7 +194,14 @@ func (w *transaction) writeRollup() error {
 		}
 	}
 	for k, s := range r.stats {
-		if err := w.append("stats", k.site, k.shape, k.lane, k.bucket, s.n, s.ns, s.longest, s.queue, s.bytes); err != nil {
+		at := placed[k.site]
+		if err := w.append("stats", at.site, k.shape, k.lane, k.bucket, s.n, s.ns, s.longest, s.queue, s.bytes, at.chain); err != nil {
+			return err
+		}
+	}
+	for k, s := range r.stacks {
+		at := placed[k.site]
+		if err := w.append("stack_sums", at.site, at.chain, k.stack, k.shape, s.n, s.ns); err != nil {
 			return err
 		}
 	}
@@ -192,30 +219,104 @@ func (w *transaction) writeRollup() error {
 	return nil
 }
 
-// site returns the id of what a place has for the tree of scopes: its list of names, or the parent
-// that decides and the name that counts without one.
+// site returns the index in sites of what a place has for the tree of scopes. That is its list of names, or
+// the parent that decides and the name that counts without one.
 func (w *transaction) site(b *store.Batch, place, placeID uint32) (uint32, error) {
 	if place == 0 {
 		return 0, nil
 	}
-	if id, ok := w.rollup.sites[placeID]; ok {
-		return id, nil
+	r := w.rollup
+	if i, ok := r.places[placeID]; ok {
+		return i, nil
 	}
 	p := siteOf(&b.Places[place])
-	id := uint32(0)
-	if p != (store.Place{}) {
-		h := fnv.New64a()
-		_, _ = io.WriteString(h, strconv.FormatUint(uint64(p.Parent), 16)+"|"+strconv.Itoa(len(p.ScopeName))+":"+p.ScopeName+p.ScopePath)
-		p.Key = h.Sum64()
-		var err error
-		if id, err = w.sess.dicts.id(w.seg, sites, p.Key, func(id uint32) error {
-			return w.append("sites", id, p.Key, uint64(p.Parent), utf8(p.ScopeName), utf8(p.ScopePath))
-		}); err != nil {
+	i, ok := r.siteOf[p]
+	if !ok && p != (store.Place{}) {
+		i = uint32(len(r.sites))
+		r.sites = append(r.sites, p)
+		r.siteOf[p] = i
+		if err := w.number(append(strings.Split(p.ScopePath, "|"), p.ScopeName)...); err != nil {
 			return 0, err
 		}
 	}
-	w.rollup.sites[placeID] = id
-	return id, nil
+	r.places[placeID] = i
+	return i, nil
+}
+
+// number counts names of scopes, and notes the patterns that fold now. Readers may fold them before the
+// transaction has ended.
+func (w *transaction) number(names ...string) error {
+	if w.sess.id == "" {
+		return nil
+	}
+	for _, n := range names {
+		if p := w.sess.numbered.Add(utf8(n)); p != "" {
+			w.sess.paths.fold(p)
+			if err := w.append("folds", p); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// placed is where a site is: in a chain if its parent is in the tree, else an entry of sites.
+type placed struct{ site, chain uint32 }
+
+// placeSites finds where the sites of a transaction are.
+func (w *transaction) placeSites(ctx context.Context, tx *sql.Tx) ([]placed, error) {
+	list := w.rollup.sites
+	out := make([]placed, len(list))
+	var parents []store.SpanID
+	for i := range list {
+		if list[i].Parent != 0 {
+			parents = append(parents, list[i].Parent)
+		}
+	}
+	var t *chains
+	if len(parents) > 0 && w.sess.id != "" && !w.sess.stale() {
+		var v *view
+		var err error
+		if t, v, err = w.chains(ctx); err == nil {
+			err = t.readSpans(ctx, tx, v, parents)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	for i := 1; i < len(list); i++ {
+		p := list[i]
+		if t != nil && p.Parent != 0 {
+			if _, c, ok := t.known(p.Parent); ok && c != nil && c.state == chainInside {
+				if c.seg != w.seg {
+					c.seg = nil // sums of the chain are in another segment than its spans
+				}
+				out[i].chain = c.id
+				continue
+			}
+		}
+		var err error
+		if out[i].site, err = w.siteID(p); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
+// siteID returns the id of a site that is in no chain.
+func (w *transaction) siteID(p store.Place) (uint32, error) {
+	if p == (store.Place{}) {
+		return 0, nil
+	}
+	if p.ScopePath != "" {
+		p.ScopePath = strings.Join(w.sess.paths.folded().Names(strings.Split(utf8(p.ScopePath), "|")), "|")
+	}
+	h := fnv.New64a()
+	_, _ = io.WriteString(h, strconv.FormatUint(uint64(p.Parent), 16)+"|"+strconv.Itoa(len(p.ScopeName))+":"+p.ScopeName+p.ScopePath)
+	p.Key = h.Sum64()
+	return w.sess.dicts.id(w.seg, sites, p.Key, func(id uint32) error {
+		return w.append("sites", id, p.Key, uint64(p.Parent), utf8(p.ScopeName), utf8(p.ScopePath))
+	})
 }
 
 // siteOf returns the fields of a place that decide its path.
@@ -259,13 +360,23 @@ var mergeTables = [...]struct{ table, query string }{
 		"coalesce(top.k, 0), coalesce(top.s, 0) FROM (SELECT level, bin, lane, sum(n) AS c, sum(busy_ns) AS busy, " + topSQL +
 		" AS top FROM {lod} GROUP BY 1, 2, 3) GROUP BY ALL ORDER BY level, lane, bin"},
 	{"stats", "SELECT site, shape, lane, bucket, sum(n)::BIGINT, " + signed("sum_ns") + ", max(max_ns), " + signed("queue_ns") + ", " +
-		signed("bytes") + " FROM {stats} GROUP BY 1, 2, 3, 4"},
+		signed("bytes") + ", chain FROM {placed} GROUP BY site, shape, lane, bucket, chain"},
 	// The instances of a path are in few blocks.
 	{"scope_sums", "SELECT chain, start_ns, span, own, " + signed("wall_ns") + ", sum(kernels)::BIGINT, " + signed("kernel_ns") + ", " + signed("queue_ns") +
 		", sum(copies)::BIGINT, " + signed("copy_ns") + ", min(first_ns), max(last_ns) FROM {scope_sums} GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3"},
 	{"span_sums", "SELECT chain, bucket, sum(n)::BIGINT, " + signed("wall_ns") + " FROM {span_sums} GROUP BY 1, 2 HAVING sum(n) != 0"},
 	{"lane_sums", "SELECT lane, sum(n)::BIGINT, " + signed("busy_ns") + ", min(first_ns), max(last_ns) FROM {lane_sums} GROUP BY 1"},
 	{"chains", "SELECT id, max(seq), arg_max(anchor, seq), arg_max(key, seq), arg_max(depth, seq), arg_max(state, seq) FROM {chains} GROUP BY 1"},
+	{"stack_sums", "SELECT site, chain, stack, shape, sum(n)::BIGINT, " + signed("sum_ns") + " FROM {placed} GROUP BY 1, 2, 3, 4"},
+}
+
+// placedSQL is the rows of a table whose sites have the chains of their parents, as far as these are known.
+func placedSQL(table string) string {
+	return "(SELECT t.* REPLACE (CASE WHEN x.chain IS NULL THEN t.site ELSE 0 END AS site, coalesce(x.chain, t.chain) AS chain) FROM " + table + " t LEFT JOIN (" +
+		"SELECT s.id AS parent_site, c.id AS chain FROM (SELECT DISTINCT id, parent FROM {sites} WHERE parent != 0 AND scope_path = '' AND id IN (SELECT site FROM " + table +
+		" WHERE site != 0)) s JOIN (SELECT span, arg_min(chain, start_ns) AS chain FROM {spans} WHERE span IN (SELECT parent FROM {sites} WHERE parent != 0 AND " +
+		"id IN (SELECT site FROM " + table + " WHERE site != 0)) GROUP BY 1) p ON p.span = s.parent JOIN " + latestChains +
+		" c ON c.id = p.chain WHERE c.state = 0) x ON x.parent_site = t.site)"
 }
 
 // mergeCounts has the number of rows of each of mergeTables.
@@ -276,13 +387,26 @@ const topSQL = "arg_min({'d': top_ns, 'shape': top_shape, 's': top_start, 'k': t
 
 // mergeRollups merges the rows of the rollups of a segment: of all that are not merged, or of those with many
 // such rows. It changes no sum.
-func (s *Store) mergeRollups(ctx context.Context, seg *segment, all bool) error {
+func (s *Store) mergeRollups(ctx context.Context, sess *session, seg *segment, all bool) error {
 	v := view{s: s, segments: []*segment{seg}}
 	for i, m := range mergeTables {
 		if n := seg.partial[i] - seg.merged[i]; n == 0 || !all && n < max(s.maxPartial, min(seg.merged[i], mergeFactor*s.maxPartial)) {
 			continue
 		}
-		if err := s.mergeTable(ctx, seg.alias+"."+m.table, v.tables(m.query)); err != nil {
+		query, table := m.query, "{"+m.table+"}"
+		if strings.Contains(query, "{placed}") {
+			if sess.id != "" && !sess.stale() {
+				// Another segment may have a chain.
+				w, err := s.writerView(ctx, sess)
+				if err != nil {
+					return err
+				}
+				defer w.close()
+				table = strings.ReplaceAll(placedSQL(table), "{chains}", w.tables("{chains}"))
+			}
+			query = strings.ReplaceAll(query, "{placed}", table)
+		}
+		if err := s.mergeTable(ctx, seg.alias+"."+m.table, v.tables(query)); err != nil {
 			return err
 		}
 		err := s.each(ctx, "SELECT count(*) FROM "+seg.alias+"."+m.table, nil, func(r *sql.Rows) error { return r.Scan(&seg.partial[i]) })
@@ -290,6 +414,20 @@ func (s *Store) mergeRollups(ctx context.Context, seg *segment, all bool) error 
 			return err
 		}
 		seg.merged[i] = seg.partial[i]
+		if sess.chains == nil || query == m.query {
+			continue
+		}
+		err = s.each(ctx, "SELECT DISTINCT chain FROM "+seg.alias+"."+m.table, nil, func(r *sql.Rows) error {
+			var id uint32
+			err := r.Scan(&id)
+			if c := sess.chains.byID[id]; c != nil && c.seg != seg {
+				c.seg = nil
+			}
+			return err
+		})
+		if err != nil {
+			return err
+		}
 	}
 	return nil
 }

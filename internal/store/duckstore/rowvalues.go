@@ -152,7 +152,7 @@ func (w *transaction) op(b *store.Batch, o *store.Op) error {
 	if err != nil {
 		return err
 	}
-	w.rollup.add(o, at(b.Shapes, o.Shape), at(b.Places, o.Place).Parent, ids[0], ids[1], site)
+	w.rollup.add(o, at(b.Shapes, o.Shape), at(b.Places, o.Place).Parent, ids[0], ids[1], ids[3], site)
 	lead, dur := o.LaunchStartNs, o.LaunchEndNs
 	lead.V = o.StartNs - lead.V
 	dur.V -= o.StartNs

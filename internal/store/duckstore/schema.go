@@ -22,7 +22,18 @@ var versions = []version{
 		"INSERT INTO {db}.scope_sums SELECT 0, 0, parent, true, 0, kernels, kernel_ns, queue_ns, copies, copy_ns, first_ns, last_ns FROM {db}.old",
 		"DROP TABLE {db}.old", "INSERT INTO {db}.meta VALUES ('" + staleChains + "', '1')",
 	}},
+	{schema: schema3, migrate: []string{
+		"CREATE TABLE {db}.old AS FROM {db}.stats", "DROP TABLE {db}.stats", stats3, "INSERT INTO {db}.stats SELECT *, 0 FROM {db}.old",
+		"DROP TABLE {db}.old", stacks3, "INSERT INTO {db}.meta VALUES ('" + coarse + "', '1')",
+	}},
 }
+
+// schema3 sums up operations by chains, kernels by host stacks, and the timeline by a finer level. Folds has
+// the patterns of names that have one path together (see store.Folds).
+var schema3 = strings.Replace(schema2, stats1, stats3, 1) + stacks3
+
+// coarse is the property of a segment of an earlier version, which lacks what version 3 has for its rows.
+const coarse = "coarse"
 
 // schema2 sums up scopes by their chains, with what was launched below them.
 var schema2 = strings.Replace(schema1, scopeSums1, scopeSums2, 1)
@@ -32,6 +43,14 @@ const (
   copy_ns BIGINT, first_ns BIGINT, last_ns BIGINT);`
 	scopeSums2 = `CREATE TABLE {db}.scope_sums (chain UINTEGER, start_ns BIGINT, span UBIGINT, own BOOLEAN, wall_ns BIGINT,
   kernels BIGINT, kernel_ns BIGINT, queue_ns BIGINT, copies BIGINT, copy_ns BIGINT, first_ns BIGINT, last_ns BIGINT);`
+	stats1 = `CREATE TABLE {db}.stats (site UINTEGER, shape UINTEGER, lane UINTEGER, bucket USMALLINT, n BIGINT, sum_ns BIGINT,
+  max_ns BIGINT, queue_ns BIGINT, bytes BIGINT);`
+	stats3 = `CREATE TABLE {db}.stats (site UINTEGER, shape UINTEGER, lane UINTEGER, bucket USMALLINT, n BIGINT, sum_ns BIGINT,
+  max_ns BIGINT, queue_ns BIGINT, bytes BIGINT, chain UINTEGER);`
+	stacks3 = `
+CREATE TABLE {db}.stack_sums (site UINTEGER, chain UINTEGER, stack UINTEGER, shape UINTEGER, n BIGINT, sum_ns BIGINT);
+CREATE TABLE {db}.folds (pattern VARCHAR);
+`
 )
 
 // schemaVersion returns the version that this build writes.
@@ -95,8 +114,7 @@ CREATE TABLE {db}.span_sums (chain UINTEGER, bucket USMALLINT, n BIGINT, wall_ns
 CREATE TABLE {db}.lod (level UTINYINT, bin BIGINT, lane UINTEGER, n BIGINT, busy_ns BIGINT, top_ns BIGINT,
   top_shape UINTEGER, top_key UBIGINT, top_start BIGINT);
 CREATE TABLE {db}.long_ops (level UTINYINT, start_ns BIGINT, end_ns BIGINT, lane UINTEGER);
-CREATE TABLE {db}.stats (site UINTEGER, shape UINTEGER, lane UINTEGER, bucket USMALLINT, n BIGINT, sum_ns BIGINT,
-  max_ns BIGINT, queue_ns BIGINT, bytes BIGINT);
+` + stats1 + `
 ` + scopeSums1 + `
 CREATE TABLE {db}.lane_sums (lane UINTEGER, n BIGINT, busy_ns BIGINT, first_ns BIGINT, last_ns BIGINT);
 CREATE TABLE {db}.gap_bins (device VARCHAR, from_bin BIGINT, bin BIGINT, n BIGINT, sum_ns BIGINT, least_ns BIGINT,
@@ -109,7 +127,7 @@ CREATE TABLE {db}.summaries (first_ns BIGINT, last_ns BIGINT, counts BIGINT[], n
 
 var dictTables = [...]string{"origins", "extras", "lanes", "shapes", "places", "stacks", "series", "sites"}
 
-var rollupTables = [...]string{"chains", "span_sums", "lod", "long_ops", "stats", "scope_sums", "lane_sums", "gap_bins", "gaps", "summaries"}
+var rollupTables = [...]string{"chains", "span_sums", "lod", "long_ops", "stats", "stack_sums", "scope_sums", "lane_sums", "gap_bins", "gaps", "summaries", "folds"}
 
 // pathTable has ids of paths. It is neither a dictionary nor a rollup.
 const pathTable = "paths"

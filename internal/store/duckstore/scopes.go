@@ -30,50 +30,53 @@ func whileFresh[T any](v *view, fromChains, fromTree func() (T, error)) (T, erro
 	return fromTree()
 }
 
-// scopePaths has the names of spans in the tree.
-type scopePaths map[store.SpanID][]string
+// scopePaths has the paths of spans in the tree.
+type scopePaths struct {
+	spans map[store.SpanID][]string
+	folds store.Folds
+}
 
 // pathsOf returns the paths of the spans that decide the paths of places.
 func (v *view) pathsOf(ctx context.Context, places map[uint32]*store.Place) (scopePaths, error) {
-	parents := scopePaths{}
+	parents := map[store.SpanID]struct{}{}
 	for _, p := range places {
 		if p.ScopePath == "" && p.Parent != 0 {
-			parents[p.Parent] = nil
+			parents[p.Parent] = struct{}{}
 		}
 	}
 	return v.pathsOfSpans(ctx, parents)
 }
 
 // pathsOfSpans returns the paths of the spans with some ids.
-func (v *view) pathsOfSpans(ctx context.Context, parents scopePaths) (scopePaths, error) {
+func (v *view) pathsOfSpans(ctx context.Context, parents map[store.SpanID]struct{}) (scopePaths, error) {
+	found := scopePaths{map[store.SpanID][]string{}, v.folds}
 	if len(parents) == 0 {
-		return nil, nil
+		return found, nil
 	}
 	return whileFresh(v, func() (scopePaths, error) {
 		ids := make([]uint64, 0, len(parents))
 		for id := range parents {
 			ids = append(ids, uint64(id))
 		}
-		found := scopePaths{}
 		err := v.each(ctx, "SELECT span, key FROM (SELECT span, arg_min(chain, start_ns) AS chain FROM {spans} WHERE span IN (SELECT unnest(?::UBIGINT[])) GROUP BY 1) s JOIN "+
 			latestChains+" c ON c.id = s.chain WHERE state = 0", []any{ids}, func(r *sql.Rows) error {
 			var id store.SpanID
 			var key []byte
 			err := r.Scan(&id, &key)
-			found[id] = splitKey(string(key))
+			found.spans[id] = v.folds.Names(splitKey(string(key)))
 			return err
 		})
 		return found, err
 	}, func() (scopePaths, error) {
 		t, err := v.tree(ctx)
 		if err != nil {
-			return nil, err
+			return found, err
 		}
-		found := scopePaths{}
+		clear(found.spans)
 		for id := range parents {
 			if p := t.byID[id]; p != nil {
 				if names, ok := t.path(p); ok {
-					found[id] = names
+					found.spans[id] = names
 				}
 			}
 		}
@@ -85,13 +88,13 @@ func (v *view) pathsOfSpans(ctx context.Context, parents scopePaths) (scopePaths
 func (s scopePaths) place(p *store.Place) []string {
 	if p.ScopePath != "" {
 		names := strings.Split(p.ScopePath, "|")
-		return names[:min(len(names), store.MaxScopeDepth)]
+		return s.folds.Names(names[:min(len(names), store.MaxScopeDepth)])
 	}
-	if names, ok := s[p.Parent]; ok && p.Parent != 0 {
+	if names, ok := s.spans[p.Parent]; ok && p.Parent != 0 {
 		return names
 	}
 	if p.ScopeName != "" {
-		return []string{p.ScopeName}
+		return []string{s.folds.Name(p.ScopeName)}
 	}
 	return nil
 }
@@ -157,34 +160,29 @@ func (v *view) nodes(ctx context.Context) ([]*scopeNode, error) {
 		return nodes[parent]
 	}
 	for _, p := range sums {
-		n := get(p.names)
+		n := get(v.folds.Names(p.names))
 		n.Instances += p.n
 		n.WallNs += p.ns
 		n.buckets[p.bucket] += p.n
 	}
-	parts, err := v.rollupParts(ctx, false, true)
+	parts, placesOf, err := v.pathParts(ctx, false)
 	if err != nil {
 		return nil, err
 	}
-	siteIDs, shapeIDs := idSet{}, idSet{}
+	shapeIDs := idSet{}
 	for i := range parts {
-		siteIDs.add(parts[i].place)
 		shapeIDs.add(parts[i].shape)
-	}
-	sites, err := v.sites(ctx, siteIDs)
-	if err != nil {
-		return nil, err
 	}
 	shapes, err := v.shapes(ctx, shapeIDs)
 	if err != nil {
 		return nil, err
 	}
-	paths, err := v.pathsOf(ctx, sites)
+	paths, err := v.partPaths(ctx, parts, placesOf)
 	if err != nil {
 		return nil, err
 	}
 	for _, p := range parts {
-		n := get(paths.place(orEmpty(sites[p.place])))
+		n := get(paths[p.where()])
 		switch orEmpty(shapes[p.shape]).Operation {
 		case store.OpKernel:
 			n.Kernels += p.n
@@ -234,10 +232,14 @@ func (v *view) chainedInstances(ctx context.Context, q store.InstanceQuery, n in
 	}
 	var ids []string
 	twins := false
-	err = each("SELECT id, state FROM "+latestChains+" WHERE key = ?", []any{[]byte(key)}, func(r *sql.Rows) error {
+	err = each("SELECT id, state, key FROM "+latestChains+" WHERE key = $1 OR $2", []any{[]byte(key), len(v.folds) > 0}, func(r *sql.Rows) error {
 		var id uint32
 		var state uint8
-		err := r.Scan(&id, &state)
+		var of []byte
+		err := r.Scan(&id, &state, &of)
+		if pathKey(v.folds.Names(splitKey(string(of)))) != key {
+			return err
+		}
 		ids = append(ids, strconv.FormatUint(uint64(id), 10))
 		twins = twins || state == chainTwin
 		return err
@@ -248,6 +250,9 @@ func (v *view) chainedInstances(ctx context.Context, q store.InstanceQuery, n in
 	var f filter
 	f.add("chain IN (" + strings.Join(ids, ", ") + ")")
 	f.interval("start_ns", "", q.From, q.To, false)
+	if q.Name != "" {
+		f.add("(start_ns, span) IN (SELECT (start_ns, span) FROM {spans} WHERE name = ? AND chain IN ("+strings.Join(ids, ", ")+"))", q.Name)
+	}
 	order := "start_ns, span"
 	switch q.Sort {
 	case store.InstancesByWall:
@@ -274,11 +279,11 @@ func (v *view) chainedInstances(ctx context.Context, q store.InstanceQuery, n in
 		return nil, true, err
 	}
 	// A list of literals skips blocks without these times.
-	err = each("SELECT start_ns, span, end_ns, parent, trace FROM {spans} WHERE start_ns IN ("+strings.Join(starts, ", ")+")", nil, func(r *sql.Rows) error {
+	err = each("SELECT start_ns, span, end_ns, parent, trace, name FROM {spans} WHERE start_ns IN ("+strings.Join(starts, ", ")+")", nil, func(r *sql.Rows) error {
 		var i store.Instance
-		err := r.Scan(&i.StartNs, &i.Span, &i.EndNs, &i.Parent, traceID{(*[16]byte)(&i.Trace)})
+		err := r.Scan(&i.StartNs, &i.Span, &i.EndNs, &i.Parent, traceID{(*[16]byte)(&i.Trace)}, &i.Name)
 		if at, ok := index[rowKey{i.StartNs, uint64(i.Span)}]; ok {
-			list[at].EndNs, list[at].Parent, list[at].Trace = i.EndNs, i.Parent, i.Trace
+			list[at].EndNs, list[at].Parent, list[at].Trace, list[at].Name = i.EndNs, i.Parent, i.Trace, i.Name
 		}
 		return err
 	})

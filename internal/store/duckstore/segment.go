@@ -35,6 +35,7 @@ type segment struct {
 	cache   *cache                                // of the session
 	dropped bool                                  // its rows were dropped
 	stale   bool                                  // see staleChains
+	coarse  bool                                  // see coarse
 	known   *[len(dictTables)]map[uint32]struct{} // dictionary entries in the file; nil if not loaded
 	// The numbers of rollup rows, and those after the last merge.
 	partial, merged mergeCounts
@@ -371,7 +372,8 @@ func (s *Store) checkSession(ctx context.Context, sess *session, reason error) {
 			continue
 		}
 		s.mu.Lock()
-		sess.dicts, sess.chains = nil, nil
+		sess.dicts, sess.chains, sess.numbered = nil, nil, nil
+		sess.paths.reload()
 		sess.epoch++
 		sess.segments = slices.DeleteFunc(slices.Clone(sess.segments), func(x *segment) bool { return x == seg })
 		sess.summarize()

@@ -37,10 +37,13 @@ type session struct {
 	dropped     bool // rows were removed, rollups kept
 
 	// Of the writer; nil if not loaded.
-	dicts  *dictionaries
-	chains *chains
+	dicts    *dictionaries
+	chains   *chains
+	numbered *store.Numbered
 	// lastKernels is the kernels of gap_bins with the latest ends, by device; nil if not loaded.
 	lastKernels map[string]gapKernel
+	// late is the longest time by which a kernel began before one that was stored already.
+	late int64
 	// rebuilt is the number of spans when the chains were built again, and epoch counts these events.
 	rebuilt int64
 	epoch   uint64
@@ -316,7 +319,7 @@ func (s *Store) addLoaded(file string, info *segmentInfo) error {
 	seg := &segment{
 		file: file, n: n, from: from, newest: info.Newest, ops: info.Summary.Counts["ops"], summary: info.Summary, cache: sess.cache,
 		dropped: info.Meta["rows_dropped"] == "1", partial: info.Partial, merged: info.Merged,
-		gapBin: info.GapBin, gapOps: info.Summary.Counts["ops"], stale: info.Meta[staleChains] == "1",
+		gapBin: info.GapBin, gapOps: info.Summary.Counts["ops"], stale: info.Meta[staleChains] == "1", coarse: info.Meta[coarse] == "1",
 		traces: info.Traces,
 	}
 	seg.gapTail.forget(seg.newest[0])

@@ -45,9 +45,10 @@ func runSuite(t *testing.T, journal bool, scenarios ...string) {
 		s.write.Lock()
 		switch stores.Add(1) % 4 {
 		case 0, 1:
-			s.gapTail, s.gapLag, s.gapPart, s.maxChained, s.maxTails = 20, 1e6, 30, 30, 20
+			s.gapTail, s.gapLag, s.gapPart, s.maxChained, s.maxTails, s.maxPartial = 20, 1e6, 30, 30, 20, 100
 		case 2:
 			s.maxRemembered = 100
+			s.gapTail, s.denseTail = 20, 30
 		}
 		s.write.Unlock()
 		tb.Cleanup(func() { assert.NoError(tb, s.Close(context.Background())) })

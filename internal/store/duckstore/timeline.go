@@ -124,7 +124,7 @@ func (v *view) timeline(ctx context.Context, q store.TimelineQuery) (store.Timel
 		inLanes = " AND lane IN (" + joinIDs(q.Lanes) + ")"
 	}
 	switch {
-	case level > 0:
+	case level > store.Levels[0] || level > 0 && !v.coarse:
 		err = v.binsOfLevel(ctx, b, level, inLanes)
 	case !v.dropped:
 		err = v.binsOfRows(ctx, b, inLanes)
@@ -166,6 +166,12 @@ func (v *view) binsOfLevel(ctx context.Context, b *bins, level uint8, inLanes st
 	query := "SELECT lane, (bin * $1 - $2) // $3 AS b, sum(n)::BIGINT, " + lowBits("busy_ns") + ", " + topSQL + " AS top FROM {lod}" +
 		" WHERE level = $4 AND bin >= $5 AND bin < $6" + inLanes + " GROUP BY 1, 2"
 	query = "SELECT * EXCLUDE (top), coalesce(top.d, 0), coalesce(top.shape, 0), coalesce(top.k, 0), coalesce(top.s, 0) FROM (" + query + ")"
+	if b.width < 1<<(64-rankBits) {
+		query = fmt.Sprintf("WITH k AS ("+v.ranksSQL()+"), o AS (SELECT *, (bin * $1 - $2) // $3 AS b FROM {lod} LEFT JOIN k ON k.id = top_shape WHERE level = $4 AND bin >= $5 AND bin < $6"+inLanes+
+			") SELECT lane, b, n, busy, coalesce((top >> 64)::BIGINT, 0), coalesce(id, 0), coalesce(key, 0), coalesce($2 + (b + 1) * $3 - ((top & 18446744073709551615::HUGEINT) >> %[1]d)::BIGINT, 0) FROM ("+
+			"SELECT lane, b, sum(n)::BIGINT AS n, "+lowBits("busy_ns")+" AS busy, max((top_ns::HUGEINT << 64) + ((($2 + (b + 1) * $3 - top_start)::HUGEINT << %[1]d) + coalesce(rank, 0))) FILTER (n > 0) AS top "+
+			"FROM o GROUP BY 1, 2) LEFT JOIN k ON k.rank = (top & ((1 << %[1]d) - 1))::BIGINT", rankBits)
+	}
 	args := []any{int64(1) << level, b.from, b.width, int64(level), b.from >> level, b.end >> level}
 	if err := v.each(ctx, query, args, b.scan); err != nil {
 		return err
@@ -192,14 +198,19 @@ func (b *bins) scan(r *sql.Rows) error {
 // rankBits is the number of bits for the rank of a shape in the order of keys.
 const rankBits = 26
 
+// ranksSQL selects shapes with their ranks: the largest one has the smallest key.
+func (v *view) ranksSQL() string {
+	return fmt.Sprintf("SELECT id, key, (1 << %d) - row_number() OVER (ORDER BY key, id) AS rank FROM %s", rankBits, v.dict(shapes))
+}
+
 // binsOfRows reads operations: sums of those within one bin, and the others one by one.
 //
-// The longest operation of a bin has the largest number of its duration, the time from its start to the
-// end of the bins, and its rank. An aggregate of a structure takes ten times as long.
+// The longest operation of a bin, here and in binsOfLevel, has the largest number of its duration, the
+// time from its start to an end, and its rank. An aggregate of a structure takes ten times as long.
 func (v *view) binsOfRows(ctx context.Context, b *bins, inLanes string) error {
 	ops := "SELECT lane, shape, start_ns AS s, greatest(dur_ns, 0) AS d FROM {ops} WHERE start_ns >= $4 AND start_ns < $3 AND (start_ns >= $1 OR start_ns + dur_ns > $1)" + inLanes
 	const within = "s >= $1 AND (s + greatest(d - 1, 0) - $1) // $2 = (s - $1) // $2"
-	query := fmt.Sprintf("WITH k AS (SELECT id, key, (1 << %[1]d) - row_number() OVER (ORDER BY key, id) AS rank FROM "+v.dict(shapes)+"), o AS MATERIALIZED ("+ops+
+	query := fmt.Sprintf("WITH k AS ("+v.ranksSQL()+"), o AS MATERIALIZED ("+ops+
 		") SELECT lane, b, n, busy, (top >> 64)::BIGINT, coalesce(id, 0), coalesce(key, 0), $3 - ((top & 18446744073709551615::HUGEINT) >> %[1]d)::BIGINT FROM ("+
 		"SELECT lane, (s - $1) // $2 AS b, count(*) AS n, "+lowBits("d")+" AS busy, max((d::HUGEINT << 64) + ((($3 - s) << %[1]d) + coalesce(rank, 0))) AS top "+
 		"FROM o LEFT JOIN k ON k.id = shape WHERE "+within+" GROUP BY 1, 2) LEFT JOIN k ON k.rank = (top & ((1 << %[1]d) - 1))::BIGINT "+

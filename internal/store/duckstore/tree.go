@@ -26,8 +26,8 @@ type treeSpan struct {
 	start, end       int64
 	id, parent       store.SpanID
 	trace            store.TraceID
-	name             string
-	inside           bool // not a session or deep window
+	exact, name      string // as it is, and in paths
+	inside           bool   // not a session or deep window
 	names            []string
 	resolved, inTree bool
 }
@@ -72,7 +72,8 @@ func (v *view) treeSpans(ctx context.Context, where string, args []any, add func
 			} else {
 				names[p.name] = p.name
 			}
-			p.inside = insideTree(operation)
+			p.exact, p.inside = p.name, insideTree(operation)
+			p.name = v.folds.Name(p.name)
 			add(p)
 			return err
 		})
@@ -260,7 +261,12 @@ func (v *view) instances(ctx context.Context, q store.InstanceQuery, n int) ([]s
 		}
 	}
 	var f filter
-	f.add("name = ?", name)
+	if q.Name != "" {
+		name = q.Name
+	}
+	if q.Name != "" || !v.folds.Has(name) {
+		f.add("name = ?", name)
+	}
 	f.interval("start_ns", "", q.From, q.To, false)
 	var spans []*treeSpan
 	if err := v.treeSpans(ctx, f.where(), f.args, func(p *treeSpan) { spans = append(spans, p) }); err != nil {
@@ -276,7 +282,7 @@ func (v *view) instances(ctx context.Context, q store.InstanceQuery, n int) ([]s
 	})
 	var list []store.Instance
 	for _, p := range spans {
-		list = append(list, store.Instance{StartNs: p.start, EndNs: p.end, Span: p.id, Parent: p.parent, Trace: p.trace})
+		list = append(list, store.Instance{StartNs: p.start, EndNs: p.end, Span: p.id, Parent: p.parent, Trace: p.trace, Name: p.exact})
 	}
 	if q.Sort == store.InstancesByWall {
 		slices.SortStableFunc(list, func(a, b store.Instance) int {

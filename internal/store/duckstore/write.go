@@ -147,10 +147,16 @@ func (s *Store) writeSession(ctx context.Context, k sessionKey, batches []*store
 			return err
 		}
 	}
+	if sess.numbered == nil && sess.id != "" {
+		if sess.numbered, err = s.loadNumbered(ctx, sess); err != nil {
+			return err
+		}
+	}
 	defer func() {
 		if err != nil {
 			// The dictionaries may have entries of the transaction that failed.
-			sess.dicts, sess.lastKernels = nil, nil
+			sess.dicts, sess.lastKernels, sess.numbered = nil, nil, nil
+			sess.paths.reload()
 			err = s.failed(ctx, sess, err)
 			if damaging(err) && ctx.Err() == nil {
 				s.checkSession(ctx, sess, err)
@@ -264,7 +270,7 @@ func (s *Store) route(ctx context.Context, sess *session, rows *work) (map[*segm
 				end = max(end, t)
 			}
 			if end >= 0 && (last.ops >= s.cfg.SegmentOps || end-first >= int64(s.cfg.SegmentAge)) {
-				err := s.merge(ctx, last)
+				err := s.merge(ctx, sess, last)
 				if err == nil {
 					err = s.addSegment(ctx, sess, last.n+1, end+1)
 				}
@@ -387,7 +393,7 @@ func (s *Store) writeSegment(ctx context.Context, sess *session, seg *segment, r
 	}
 	defer s.release(seg)
 	begin, size := time.Now(), sizeOf(seg.file)
-	if err := s.mergeRollups(ctx, seg, false); err != nil {
+	if err := s.mergeRollups(ctx, sess, seg, false); err != nil {
 		return err
 	}
 	s.refreshChains(ctx, sess, false)
@@ -446,7 +452,7 @@ func (w *transaction) run(ctx context.Context, tx *sql.Tx, rows *work) error {
 	if err := w.writePoints(ctx, tx, rows[4]); err != nil {
 		return err
 	}
-	if err := w.writeRollup(); err != nil {
+	if err := w.writeRollup(ctx, tx); err != nil {
 		return err
 	}
 	if err := w.lateGaps(ctx, tx); err != nil {
@@ -682,6 +688,11 @@ func (w *transaction) writeSpans(ctx context.Context, tx *sql.Tx, rows []item) e
 		k := rowKey{p.StartNs, uint64(p.Span)}
 		if spans[k] == i {
 			list = append(list, &spanRow{item: i, old: replaced[k]})
+			if insideTree(p.Operation) {
+				if err := w.number(p.Name); err != nil {
+					return err
+				}
+			}
 		}
 	}
 	first, err := w.chainSpans(ctx, tx, list)

@@ -39,7 +39,7 @@ func (sess *session) remembered() (n int64) {
 
 // forget removes what the writer remembers of a session. The caller holds Store.write.
 func (sess *session) forget() {
-	sess.dicts, sess.chains, sess.lastKernels = nil, nil, nil
+	sess.dicts, sess.chains, sess.lastKernels, sess.numbered = nil, nil, nil, nil
 	for _, seg := range sess.segments {
 		seg.known = nil
 		seg.gapTail.forget(seg.newest[0])

@@ -355,13 +355,29 @@ func (h histogram) percentile(p int64) int64 {
 
 // tree resolves paths. A path is a list of names.
 type tree struct {
-	s    *session
-	byID map[store.SpanID]*store.SpanRow
+	s     *session
+	byID  map[store.SpanID]*store.SpanRow
+	folds store.Folds
 }
 
 func (s *session) tree() *tree {
-	t := &tree{s, map[store.SpanID]*store.SpanRow{}}
+	t := &tree{s, map[store.SpanID]*store.SpanRow{}, nil}
+	names := store.NewNumbered(nil)
+	for _, o := range s.ops {
+		place := o.PlaceRef
+		if place.ScopePath == "" {
+			names.Add(place.ScopeName)
+			continue
+		}
+		for _, n := range strings.Split(place.ScopePath, "|") {
+			names.Add(n)
+		}
+	}
+	t.folds = names.Folds()
 	for _, p := range s.spans {
+		if p.Operation != semconv.CUDAOperationSession && p.Operation != semconv.CUDAOperationDeepWindow {
+			names.Add(p.Name)
+		}
 		if old := t.byID[p.Span.Span]; old == nil || p.StartNs < old.StartNs {
 			t.byID[p.Span.Span] = p
 		}
@@ -376,7 +392,7 @@ func (t *tree) spanPath(p *store.SpanRow) ([]string, bool) {
 		if len(names) == store.MaxScopeDepth {
 			return nil, false
 		}
-		names = append(names, p.Name)
+		names = append(names, t.folds.Name(p.Name))
 		if p.Parent == 0 {
 			break
 		}
@@ -389,7 +405,7 @@ func (t *tree) spanPath(p *store.SpanRow) ([]string, bool) {
 func (t *tree) opPath(o *store.OpRow) []string {
 	place := o.PlaceRef
 	if place.ScopePath != "" {
-		return first(strings.Split(place.ScopePath, "|"), store.MaxScopeDepth)
+		return t.folds.Names(first(strings.Split(place.ScopePath, "|"), store.MaxScopeDepth))
 	}
 	if p := t.byID[place.Parent]; p != nil && place.Parent != 0 {
 		if names, ok := t.spanPath(p); ok {
@@ -397,7 +413,7 @@ func (t *tree) opPath(o *store.OpRow) []string {
 		}
 	}
 	if place.ScopeName != "" {
-		return []string{place.ScopeName}
+		return []string{t.folds.Name(place.ScopeName)}
 	}
 	return nil
 }
@@ -532,7 +548,7 @@ func (m *Memory) Instances(ctx context.Context, q store.InstanceQuery) ([]store.
 	var list []store.Instance
 	for _, p := range s.sortedSpans() {
 		names, ok := t.spanPath(p)
-		if !ok || s.path(names) != q.Path || !within(q.From, q.To, p.StartNs) {
+		if !ok || s.path(names) != q.Path || !within(q.From, q.To, p.StartNs) || q.Name != "" && q.Name != p.Name {
 			continue
 		}
 		list = append(list, instance(p, children[p.Span.Span]))
@@ -554,7 +570,7 @@ func (m *Memory) Instances(ctx context.Context, q store.InstanceQuery) ([]store.
 
 // instance sums the operations of a span, which are sorted by start.
 func instance(p *store.SpanRow, ops []*store.OpRow) store.Instance {
-	i := store.Instance{StartNs: p.StartNs, EndNs: p.EndNs, Span: p.Span.Span, Parent: p.Parent, Trace: p.Trace}
+	i := store.Instance{StartNs: p.StartNs, EndNs: p.EndNs, Span: p.Span.Span, Parent: p.Parent, Trace: p.Trace, Name: p.Name}
 	for _, o := range ops {
 		switch o.ShapeRef.Operation {
 		case store.OpKernel:

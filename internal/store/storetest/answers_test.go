@@ -113,8 +113,8 @@ func TestMemory_Scopes(t *testing.T) {
 	instances, err := m.Instances(t.Context(), store.InstanceQuery{Session: "s", Path: step.Path, Sort: store.InstancesByWall})
 	require.NoError(t, err)
 	assert.Equal(t, []store.Instance{
-		{StartNs: 20, EndNs: 34, Span: 4, Parent: 2},
-		{StartNs: 3, EndNs: 13, Span: 3, Parent: 2, Kernels: 2, KernelNs: 33 * us, FirstNs: 0, LastNs: 72 * us},
+		{StartNs: 20, EndNs: 34, Span: 4, Parent: 2, Name: "step"},
+		{StartNs: 3, EndNs: 13, Span: 3, Parent: 2, Name: "step", Kernels: 2, KernelNs: 33 * us, FirstNs: 0, LastNs: 72 * us},
 	}, instances)
 	below, err := m.Kernels(t.Context(), store.KernelQuery{Session: "s", Path: &got[3].Path, Text: "k<1"})
 	require.NoError(t, err)

@@ -242,7 +242,7 @@ func (g *generator) session(o Options) {
 		if g.chance(5) {
 			g.request()
 		}
-		g.step(train)
+		g.step(train, step)
 		if g.chance(10) {
 			// A pause, so that the session has long gaps and several bins of each level.
 			g.now += g.Int64N(20_000_000_000)
@@ -288,8 +288,13 @@ func (g *generator) finish(s open, name string, parent store.SpanID) {
 	})
 }
 
-func (g *generator) step(train open) {
-	step := g.span(train.id, "step", semconv.CUDAOperationScope)
+// step generates a step. In half of the sessions each has another name.
+func (g *generator) step(train open, n int) {
+	stepName := "step"
+	if g.trace[0]%2 == 0 {
+		stepName = fmt.Sprintf("step %d/%x", n, 4096+n)
+	}
+	step := g.span(train.id, stepName, semconv.CUDAOperationScope)
 	for _, name := range []string{"forward", "backward", "optimizer"} {
 		phase := g.span(step.id, name, semconv.CUDAOperationScope)
 		for range 2 + g.IntN(8) {
@@ -302,8 +307,8 @@ func (g *generator) step(train open) {
 		}
 		g.finish(phase, name, step.id)
 	}
-	g.launch(g.place(store.Place{Trace: g.trace, Parent: step.id, ScopeName: "step"}))
-	g.finish(step, "step", train.id)
+	g.launch(g.place(store.Place{Trace: g.trace, Parent: step.id, ScopeName: stepName}))
+	g.finish(step, stepName, train.id)
 	// Parents that never arrive, and work outside every scope.
 	switch g.IntN(5) {
 	case 0:
@@ -311,9 +316,9 @@ func (g *generator) step(train open) {
 	case 1:
 		g.launch(g.place(store.Place{Parent: g.id()}))
 	case 2:
-		g.launch(g.place(store.Place{Parent: g.id(), ScopeName: "step"}))
+		g.launch(g.place(store.Place{Parent: g.id(), ScopeName: stepName}))
 	case 3:
-		g.launch(g.place(store.Place{Trace: g.trace, Parent: g.id(), ScopeName: "layer", ScopePath: "train|step|layer"}))
+		g.launch(g.place(store.Place{Trace: g.trace, Parent: g.id(), ScopeName: "layer", ScopePath: "train|" + stepName + "|layer"}))
 	}
 }
 

@@ -453,7 +453,7 @@ func (p *pair) compareInstances(id sessionID, m *mapping, i interval) {
 		for _, sort := range ask(p, []store.InstanceSort{store.InstancesByStart, store.InstancesByWall, store.InstancesByDevice, store.InstancesByQueue}) {
 			q := store.InstanceQuery{
 				Project: id.project, Session: id.session, Path: path, From: i.from, To: i.to, Sort: sort,
-				Limit: []int{0, 3, 10_000}[p.IntN(3)],
+				Limit: []int{0, 3, 10_000}[p.IntN(3)], Name: []string{"", "", "step", "step 1/1001"}[p.IntN(4)],
 			}
 			want, wantErr := p.want.Instances(p.Context(), q)
 			q.Path = translate(m.want.paths, m.got.paths, path)

@@ -87,6 +87,7 @@ var scenarios = []scenario{
 	{"Redelivered", (*pair).redelivered},
 	{"Disorder", (*pair).disorder},
 	{"LateParents", (*pair).lateParents},
+	{"Numbered", (*pair).numbered},
 	{"Sealed", (*pair).sealed},
 	{"Reopened", (*pair).reopened},
 	{"Hostile", (*pair).hostile},
@@ -173,6 +174,64 @@ func (p *pair) lateParents() {
 	p.compare()
 	for part := range slices.Chunk(rows[first:], (len(rows)-first)/3+1) {
 		p.write(group(part))
+		p.compare()
+	}
+}
+
+// numbered writes spans and places with numbers in their names, before and after these fold.
+func (p *pair) numbered() {
+	b := &store.Batch{
+		Session: "numbered", Origins: []store.Origin{{}, {Key: 1, ScopeName: "x"}}, Extras: []store.Extra{{}}, Series: []store.Series{{}},
+		Lanes: []store.Lane{{}, {Key: 1, Device: "GPU-0"}}, Shapes: []store.Shape{{}, {Key: 1, Operation: store.OpKernel, Name: "k"}},
+		Stacks: []store.Stack{{}, {Key: 1, Text: "main\nrun"}}, Places: []store.Place{{}},
+	}
+	at := int64(1e18)
+	var calls [][]*store.Batch
+	for i := range store.MaxNumbered + 2 {
+		at += 1000
+		part := *b
+		id := store.SpanID(1000 + i)
+		part.Places = append(slices.Clone(part.Places),
+			store.Place{Key: uint64(3*i + 1), Parent: id, ScopeName: fmt.Sprintf("block.%d", i)},
+			store.Place{Key: uint64(3*i + 2), ScopePath: fmt.Sprintf("model|layer %d|x", i)},
+			store.Place{Key: uint64(3*i + 3), Parent: 1, ScopeName: fmt.Sprintf("epoch_%d", i/100)})
+		for j := range uint32(3) {
+			part.Ops = append(part.Ops, store.Op{StartNs: at + int64(j), EndNs: at + 100*int64(j+1), Span: store.SpanID(1e6) + store.SpanID(3*i) + store.SpanID(j),
+				Lane: 1, Shape: 1, Place: j + 1, Origin: 1, Stack: uint32(i+int(j)) % 2})
+		}
+		span := func(id, parent store.SpanID, name string) store.Span {
+			return store.Span{StartNs: at, EndNs: at + 500, Span: id, Parent: parent, Name: name, Operation: semconv.CUDAOperationScope, Origin: 1}
+		}
+		// Children come before their parents.
+		part.Spans = []store.Span{span(id+1e5, id, "inner")}
+		later := *b
+		later.Spans = []store.Span{span(id, 1, fmt.Sprintf("block.%d", i))}
+		if i == 100 {
+			later.Spans = append(later.Spans, span(1, 0, "model"))
+		}
+		calls = append(calls, []*store.Batch{&part}, []*store.Batch{&later})
+	}
+	names := func() (out []string) {
+		nodes, err := p.got.Scopes(p.Context(), "", "numbered")
+		require.NoError(p, err)
+		for _, n := range nodes {
+			out = append(out, n.Name)
+		}
+		return out
+	}
+	for i, call := range calls {
+		p.write(call)
+		if i == 2*store.MaxNumbered-1 {
+			p.compare()
+			require.Contains(p, names(), "block.7")
+		}
+	}
+	p.compare()
+	require.ElementsMatch(p, []string{"", "model", "block.*", "inner", "layer *", "x"}, names())
+	p.sealAll()
+	p.compare()
+	if p.setup.Reopen != nil {
+		p.reopen()
 		p.compare()
 	}
 }

@@ -54,15 +54,16 @@ func main() {
 	lanes := flag.Int("lanes", 64, "streams of the generated session")
 	session := flag.String("session", os.Getenv("GPUFLIGHT_BENCH_SESSION"), "an exported session to measure instead")
 	collector := flag.String("collector", "bin/otelcol-gpuflight", "the collector")
+	live := flag.Bool("live", false, "measure requests while 40,000 kernels arrive each second, and no frames")
 	state := flag.String("state", "", "a folder that keeps the store; if it has a session, that is measured")
 	flag.Parse()
-	if err := bench(*kernels, *lanes, *session, *collector, *state); err != nil {
+	if err := bench(*kernels, *lanes, *live, *session, *collector, *state); err != nil {
 		fmt.Fprintln(os.Stderr, "ui:", err)
 		os.Exit(1)
 	}
 }
 
-func bench(kernels, lanes int, session, collector, state string) (err error) {
+func bench(kernels, lanes int, live bool, session, collector, state string) (err error) {
 	if state == "" {
 		state, err = os.MkdirTemp("", "uibench")
 		if err != nil {
@@ -100,42 +101,57 @@ func bench(kernels, lanes int, session, collector, state string) (err error) {
 		return fmt.Errorf("%w: %s", err, output.Bytes())
 	}
 	begin := time.Now()
-	if _, _, found := largest(base); found == nil {
+	g := newGenerator(lanes)
+	if _, _, _, found := largest(base); found == nil {
 		err = nil
 	} else if session != "" {
 		err = load(base, session)
 	} else {
-		err = generate("http://"+ports[1], kernels, lanes)
+		err = g.generate("http://"+ports[1], kernels)
 	}
 	if err != nil {
 		return err
 	}
 	fmt.Printf("the session is stored after %v\n", time.Since(begin).Round(time.Second))
-	return errors.Join(frames(base), requests(base))
+	if !live {
+		return errors.Join(frames(base), requests(base))
+	}
+	_, start, length, err := largest(base)
+	if err != nil {
+		return err
+	}
+	g.at, g.ids = start+length, uint64(time.Now().UnixNano())
+	ctx, stop := context.WithCancel(context.Background())
+	arrived := make(chan error, 1)
+	go func() { arrived <- g.arrive(ctx, "http://"+ports[1]) }()
+	err = requests(base)
+	stop()
+	return errors.Join(err, <-arrived)
 }
 
-// largest returns the id and the length of the session with the most kernels.
-func largest(base string) (id string, length int64, err error) {
+// largest returns the id, the start and the length of the session with the most kernels.
+func largest(base string) (id string, start, length int64, err error) {
 	var page struct {
 		Sessions []struct {
 			ID         string           `json:"id"`
+			Start      int64            `json:"start,string"`
 			DurationNs int64            `json:"duration_ns"`
 			Operations map[string]int64 `json:"operations"`
 		} `json:"sessions"`
 	}
 	if err := getJSON(base+"/api/v1/sessions?limit=1000", &page); err != nil {
-		return "", 0, err
+		return "", 0, 0, err
 	}
 	most := int64(0)
 	for _, s := range page.Sessions {
 		if n := s.Operations["kernel"]; n > most {
-			id, length, most = s.ID, s.DurationNs, n
+			id, start, length, most = s.ID, s.Start, s.DurationNs, n
 		}
 	}
 	if id == "" {
-		return "", 0, errors.New("no session has kernels")
+		return "", 0, 0, errors.New("no session has kernels")
 	}
-	return id, length, nil
+	return id, start, length, nil
 }
 
 func getJSON(address string, answer any) error {
@@ -170,7 +186,7 @@ func read(address string) ([]byte, error) {
 // requests measures the requests behind each view. Windows are a hundredth of the session, each at
 // another place, as those of somebody who looks around.
 func requests(base string) error {
-	id, length, err := largest(base)
+	id, _, length, err := largest(base)
 	if err != nil {
 		return err
 	}
@@ -181,6 +197,12 @@ func requests(base string) error {
 		} `json:"nodes"`
 	}
 	session := "/sessions/" + url.PathEscape(id)
+	var overview struct {
+		Lanes []json.RawMessage `json:"lanes"`
+	}
+	if err := getJSON(base+"/api/v1"+session, &overview); err != nil {
+		return err
+	}
 	if err := getJSON(base+"/api/v1"+session+"/scopes", &scopes); err != nil {
 		return err
 	}
@@ -200,7 +222,7 @@ func requests(base string) error {
 	}{
 		{"/sessions", false},
 		{session, false},
-		{session + "/timeline?bins=1500&slices=8000", true},
+		{fmt.Sprintf("%s/timeline?bins=%d&slices=8000", session, min(1500, 50_000/max(len(overview.Lanes), 1))), true},
 		{session + "/spans?overlapping=true&sort=duration&limit=2000", true},
 		{session + "/gaps?overlapping=true&limit=2000", true},
 		{session + "/kernels?limit=200", true},
@@ -208,6 +230,7 @@ func requests(base string) error {
 		{session + "/kernels?group=path&limit=200", true},
 		{session + "/kernels?group=lane&limit=200", true},
 		{session + "/operations?operation=kernel&limit=500", true},
+		{fmt.Sprintf("%s/operations?path=%d&sort=duration&limit=500", session, path), true},
 		{session + "/scopes", false},
 		{fmt.Sprintf("%s/scopes/%d/instances?sort=device&limit=50", session, path), false},
 		{session + "/stacks", true},
@@ -314,76 +337,106 @@ func post(address, kind string, body io.Reader, status int) error {
 	return nil
 }
 
-// generate sends steps of 1,000 kernels on all lanes: kernels of 2 to 200 µs one after another, with
-// gaps, under nested scopes.
-func generate(otlp string, kernels, lanes int) error {
-	random := rand.New(rand.NewPCG(1, 2))
-	names := []string{"ampere_gemm", "flash_fwd", "layer_norm", "elementwise_add", "reduce_sum", "softmax", "ncclAllReduce", "conv2d"}
-	at := time.Now().Add(-time.Hour).UnixNano()
-	ids := uint64(0)
-	id := func() (s pcommon.SpanID) {
-		ids++
-		binary.BigEndian.PutUint64(s[:], ids)
-		return s
-	}
-	const perStep = 1000
+// generator makes steps of 1,000 kernels on all lanes: kernels of 2 to 200 µs one after another, with
+// gaps, under nested scopes. Each step has another name, with its number.
+type generator struct {
+	*rand.Rand
+	lanes, steps int
+	at           int64
+	ids          uint64
+}
+
+func newGenerator(lanes int) *generator {
+	return &generator{rand.New(rand.NewPCG(1, 2)), lanes, 0, time.Now().Add(-time.Hour).UnixNano(), 0}
+}
+
+const perStep = 1000
+
+// generate sends kernels.
+func (g *generator) generate(otlp string, kernels int) error {
 	for sent := 0; sent < kernels; {
-		td := ptrace.NewTraces()
-		rs := td.ResourceSpans().AppendEmpty()
-		rs.Resource().Attributes().PutStr(semconv.ServiceInstanceID, "bench-session")
-		rs.Resource().Attributes().PutStr(semconv.ServiceName, "bench")
-		spans := rs.ScopeSpans().AppendEmpty().Spans()
-		add := func(name, operation string, parent pcommon.SpanID, start, end int64) ptrace.Span {
-			s := spans.AppendEmpty()
-			s.SetTraceID(pcommon.TraceID{15: 1})
-			s.SetSpanID(id())
-			s.SetParentSpanID(parent)
-			s.SetName(name)
-			s.SetKind(ptrace.SpanKindInternal)
-			s.SetStartTimestamp(pcommon.Timestamp(start))
-			s.SetEndTimestamp(pcommon.Timestamp(end))
-			s.Attributes().PutStr(semconv.CUDAOperation, operation)
-			return s
-		}
-		for batch := 0; batch < 20 && sent < kernels; batch++ {
-			step := add("step", semconv.CUDAOperationScope, pcommon.SpanID{}, at, at)
-			forward := add("forward", semconv.CUDAOperationScope, step.SpanID(), at, at)
-			end := make([]int64, lanes)
-			for i := range end {
-				end[i] = at + random.Int64N(50_000)
-			}
-			n := min(perStep, kernels-sent)
-			for i := range n {
-				lane := i % lanes
-				length := 2_000 + random.Int64N(198_000)
-				k := add(names[random.IntN(len(names))], semconv.CUDAOperationKernel, forward.SpanID(), end[lane], end[lane]+length)
-				k.Attributes().PutStr(semconv.HWID, fmt.Sprintf("GPU-%d", lane/8))
-				k.Attributes().PutInt(semconv.CUDAStreamID, int64(lane%8))
-				end[lane] += length + random.Int64N(30_000)
-				at = max(at, end[lane])
-			}
-			sent += n
-			step.SetEndTimestamp(pcommon.Timestamp(at))
-			forward.SetEndTimestamp(pcommon.Timestamp(at - 1000))
-			at += 100_000
-		}
-		data, err := ptraceotlp.NewExportRequestFromTraces(td).MarshalProto()
-		if err != nil {
+		n := min(20*perStep, kernels-sent)
+		if err := g.send(otlp, n); err != nil {
 			return err
 		}
-		var body bytes.Buffer
-		z, _ := gzip.NewWriterLevel(&body, gzip.BestSpeed)
-		if _, err := z.Write(data); err != nil {
-			return err
-		}
-		if err := z.Close(); err != nil {
-			return err
-		}
-		if err := post(otlp+"/v1/traces", "application/x-protobuf", &body, http.StatusOK); err != nil {
-			return err
-		}
+		sent += n
 	}
 	return nil
+}
+
+// send sends one request.
+func (g *generator) send(otlp string, kernels int) error {
+	names := []string{"ampere_gemm", "flash_fwd", "layer_norm", "elementwise_add", "reduce_sum", "softmax", "ncclAllReduce", "conv2d"}
+	td := ptrace.NewTraces()
+	rs := td.ResourceSpans().AppendEmpty()
+	rs.Resource().Attributes().PutStr(semconv.ServiceInstanceID, "bench-session")
+	rs.Resource().Attributes().PutStr(semconv.ServiceName, "bench")
+	spans := rs.ScopeSpans().AppendEmpty().Spans()
+	add := func(name, operation string, parent pcommon.SpanID, start, end int64) ptrace.Span {
+		g.ids++
+		var id pcommon.SpanID
+		binary.BigEndian.PutUint64(id[:], g.ids)
+		s := spans.AppendEmpty()
+		s.SetTraceID(pcommon.TraceID{15: 1})
+		s.SetSpanID(id)
+		s.SetParentSpanID(parent)
+		s.SetName(name)
+		s.SetKind(ptrace.SpanKindInternal)
+		s.SetStartTimestamp(pcommon.Timestamp(start))
+		s.SetEndTimestamp(pcommon.Timestamp(end))
+		s.Attributes().PutStr(semconv.CUDAOperation, operation)
+		return s
+	}
+	for sent := 0; sent < kernels; sent += perStep {
+		step := add(fmt.Sprintf("step %d", g.steps), semconv.CUDAOperationScope, pcommon.SpanID{}, g.at, g.at)
+		forward := add("forward", semconv.CUDAOperationScope, step.SpanID(), g.at, g.at)
+		end := make([]int64, g.lanes)
+		for i := range end {
+			end[i] = g.at + g.Int64N(50_000)
+		}
+		for i := range min(perStep, kernels-sent) {
+			lane := i % g.lanes
+			length := 2_000 + g.Int64N(198_000)
+			k := add(names[g.IntN(len(names))], semconv.CUDAOperationKernel, forward.SpanID(), end[lane], end[lane]+length)
+			k.Attributes().PutStr(semconv.HWID, fmt.Sprintf("GPU-%d", lane/8))
+			k.Attributes().PutInt(semconv.CUDAStreamID, int64(lane%8))
+			end[lane] += length + g.Int64N(30_000)
+			g.at = max(g.at, end[lane])
+		}
+		step.SetEndTimestamp(pcommon.Timestamp(g.at))
+		forward.SetEndTimestamp(pcommon.Timestamp(g.at - 1000))
+		g.at += 100_000
+		g.steps++
+	}
+	data, err := ptraceotlp.NewExportRequestFromTraces(td).MarshalProto()
+	if err != nil {
+		return err
+	}
+	var body bytes.Buffer
+	z, _ := gzip.NewWriterLevel(&body, gzip.BestSpeed)
+	if _, err := z.Write(data); err != nil {
+		return err
+	}
+	if err := z.Close(); err != nil {
+		return err
+	}
+	return post(otlp+"/v1/traces", "application/x-protobuf", &body, http.StatusOK)
+}
+
+// arrive sends 40,000 kernels each second, in two requests, until the context ends.
+func (g *generator) arrive(ctx context.Context, otlp string) error {
+	begin := time.Now()
+	for n := 0; ; n++ {
+		select {
+		case <-ctx.Done():
+			fmt.Printf("%.0f kernels/s arrived\n", float64(n)*20*perStep/time.Since(begin).Seconds())
+			return nil
+		case <-time.After(time.Until(begin.Add(time.Duration(n) * 500 * time.Millisecond))):
+		}
+		if err := g.send(otlp, 20*perStep); err != nil {
+			return err
+		}
+	}
 }
 
 // frames runs web/test/frames.mjs and prints what it measured.

@@ -1046,6 +1046,7 @@ export interface components {
             path: components["schemas"]["ID"];
             parent: components["schemas"]["ID"];
             depth: number;
+            /** @description With `*` for numbers, if more than 128 scopes differ only in these, or more than 1 step, iteration, batch or epoch */
             name: string;
             instances: components["schemas"]["Count"];
             /**
@@ -1075,6 +1076,8 @@ export interface components {
         };
         /** @description A scope with the sums of what was launched in it or in a scope below it */
         Instance: {
+            /** @description Its exact name, also if the path has `*` for numbers */
+            name: string;
             span?: components["schemas"]["SpanID"];
             parent?: components["schemas"]["SpanID"];
             trace?: components["schemas"]["TraceID"];
@@ -2162,6 +2165,8 @@ export interface operations {
                 to?: components["parameters"]["To"];
                 /** @description By start, or the largest duration, device time or queue time first */
                 sort?: "start" | "wall" | "device" | "queue";
+                /** @description Exact name */
+                name?: string;
                 /** @description Adds `idle_ns`; `limit` is then at most 100 */
                 idle?: boolean;
                 limit?: number;

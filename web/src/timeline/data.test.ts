@@ -19,8 +19,8 @@ describe("binsOf", () => {
     expect(inView).toBeGreaterThan(500);
     expect(inView).toBeLessThanOrEqual(1200);
   });
-  it("has at most 100,000 bins in all lanes, but 400 in each", () => {
-    expect(bins({ from: 30e9, to: 30.1e9 }, 64)).toBe(1562);
+  it("has at most 50,000 bins in all lanes, but 400 in each", () => {
+    expect(bins({ from: 30e9, to: 30.1e9 }, 64)).toBe(781);
     expect(bins({ from: 30e9, to: 30.1e9 }, 1000)).toBe(400);
   });
 });

@@ -26,13 +26,13 @@ export function fetchWindow(v: View, extent: View): View {
 
 /**
  * binsOf returns the number of bins of a window: about one for a pixel of a view, which is what can be
- * seen, but no more than 100,000 in all lanes. It is the same for views of a similar width.
+ * seen, but no more than 50,000 in all lanes, so that an answer takes 0.1 s. It is the same for views of a similar width.
  */
 export function binsOf(window: View, v: View, width: number, lanes: number): number {
   const span = Math.max(window.to - window.from, 1);
   const unit = 2 ** Math.ceil(Math.log2(Math.max(v.to - v.from, 1)));
   const views = v.to - v.from >= span ? 1 : Math.min(2.5, (2 * span) / unit);
-  const most = Math.max(400, Math.floor(100_000 / Math.max(lanes, 1)));
+  const most = Math.max(400, Math.floor(50_000 / Math.max(lanes, 1)));
   return Math.min(4000, Math.max(200, Math.min(most, Math.round((views * width) / 100) * 100)));
 }
 

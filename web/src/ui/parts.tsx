@@ -61,8 +61,14 @@ export function Swatch({ name }: { name: string }) {
   return <span className={s.swatch} style={{ background: css(sliceColor(name, dark)) }} aria-hidden="true" />;
 }
 
-/** SearchBox reports its text after a pause. The key "/" moves the focus to it. */
-export function SearchBox(p: { value: string; label: string; onChange: (v: string) => void; onEnter?: () => void }) {
+/** SearchBox reports its text after a pause. The key "/" moves the focus to it, unless it is the second one. */
+export function SearchBox(p: {
+  value: string;
+  label: string;
+  second?: boolean;
+  onChange: (v: string) => void;
+  onEnter?: () => void;
+}) {
   const [text, setText] = useState(p.value);
   const input = useRef<HTMLInputElement>(null);
   const latest = useRef(p);
@@ -75,7 +81,8 @@ export function SearchBox(p: { value: string; label: string; onChange: (v: strin
   }, [text]);
   useEffect(() => {
     const key = (e: KeyboardEvent) => {
-      if (e.key !== "/" || e.target instanceof HTMLInputElement || e.ctrlKey || e.metaKey) return;
+      if (latest.current.second || e.key !== "/" || e.target instanceof HTMLInputElement || e.ctrlKey || e.metaKey)
+        return;
       e.preventDefault();
       input.current?.focus();
     };
@@ -87,7 +94,7 @@ export function SearchBox(p: { value: string; label: string; onChange: (v: strin
       ref={input}
       type="search"
       className={s.input}
-      placeholder={`${p.label}  ( / )`}
+      placeholder={p.second ? p.label : `${p.label}  ( / )`}
       aria-label={p.label}
       value={text}
       onChange={(e) => setText(e.target.value)}

@@ -66,7 +66,7 @@ export function Flame() {
           <Link to="/sessions/$session/timeline" params={{ session: session.id }} search={part as never}>
             <Badge
               tone="warn"
-              title="There are more than 1 million operations, and only those of this interval are read. Zoom into the timeline and follow “flame graph” for another one."
+              title="The interval has more than 500,000 operations, and only those of this interval are read. Zoom into the timeline and follow “flame graph” for another one."
             >
               {count(root.count)} kernels from {offset(part.from, 1)} to {offset(part.to, 1)}
             </Badge>

@@ -128,7 +128,11 @@ export function Scopes() {
                     {n.path === 0 ? (
                       <span className={ui.muted}>whole session</span>
                     ) : (
-                      <Link to="." search={((o: Record<string, unknown>) => ({ ...o, path: n.path })) as never} replace>
+                      <Link
+                        to="."
+                        search={((o: Record<string, unknown>) => ({ ...o, path: n.path, name: undefined })) as never}
+                        replace
+                      >
                         {n.name}
                       </Link>
                     )}
@@ -298,19 +302,23 @@ const pageSize = 50;
 function Instances({ node }: { node: Node }) {
   const session = useSession();
   const search = useSearch({ from: "/sessions/$session/scopes" });
+  const navigate = useNavigate({ from: "/sessions/$session/scopes" });
   const sort = search.sort ?? "wall";
   const path = "/sessions/{session}/scopes/{path}/instances";
   const params = { session: session.id, path: node.path };
-  const all = useGet(path, params, { base: session.base, sort, limit: 200 }, { every: session.every });
+  const name = search.name || undefined;
+  const all = useGet(path, params, { base: session.base, sort, limit: 200, name }, { every: session.every });
   // Idle time takes a query per instance, so only the first rows have it, and they come later.
   const idle = useGet(
     path,
     params,
-    { base: session.base, sort, limit: pageSize, idle: true },
+    { base: session.base, sort, limit: pageSize, idle: true, name },
     { every: session.every },
   );
   const idleOf = new Map(idle.data?.instances.map((i) => [`${i.span}${i.start}`, i.idle_ns]));
   const extent = { from: 0, to: session.overview.session.duration_ns };
+  // The path of scopes with numbers has "*" in their place.
+  const numbered = node.name.includes("*");
   const longest = all.data?.instances.reduce((n, i) => Math.max(n, i.duration_ns), 1) ?? 1;
   const launches = (
     i: Schemas["Instance"],
@@ -335,10 +343,18 @@ function Instances({ node }: { node: Node }) {
       <div className={ui.row}>
         <h2>{all.data?.names.join(" › ") ?? node.name}</h2>
         <span className={ui.muted}>
-          {count(node.instances)} instances
+          {count(node.instances)} instances{numbered ? " with other numbers" : ""}
           {all.data?.truncated ? `, the first ${count(all.data.instances.length)} in this order` : ""}
         </span>
         <span className={ui.spacer} />
+        {numbered && (
+          <SearchBox
+            label="Exact name"
+            second
+            value={search.name ?? ""}
+            onChange={(v) => navigate({ search: (o) => ({ ...o, name: v || undefined }), replace: true })}
+          />
+        )}
         <Choice
           label="Sort instances by"
           param="sort"
@@ -354,9 +370,11 @@ function Instances({ node }: { node: Node }) {
       <br />
       <div className={`${ui.card} ${ui.tableScroll}`}>
         {all.error ? <Failure error={all.error} /> : null}
+        {search.name && all.data?.instances.length === 0 && <Message>No instance has the name {search.name}.</Message>}
         <table className={ui.table} aria-label="Instances">
           <thead>
             <tr>
+              {numbered && <th scope="col">Name</th>}
               <th scope="col">Start</th>
               <th scope="col" className={ui.right}>
                 Wall
@@ -390,6 +408,7 @@ function Instances({ node }: { node: Node }) {
               const ns = idleOf.get(`${i.span}${i.start}`);
               return (
                 <tr key={`${i.span}${i.start}`} {...row({ ns: i.duration_ns })}>
+                  {numbered && <td>{i.name}</td>}
                   <td>
                     <Link
                       to="/sessions/$session/timeline"

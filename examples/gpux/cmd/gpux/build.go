@@ -148,6 +148,9 @@ func (a *app) table(i server.Info) {
 	row("Producer", i.Producer)
 	row("Opsets", pairs(i.Opsets))
 	row("Operators", pairs(i.Operators))
+	if len(i.Accepts) > 0 {
+		row("Accepts", strings.Join(i.Accepts, ", ")+", tensors")
+	}
 	_ = w.Flush() // see printf
 	for _, list := range []struct {
 		title string

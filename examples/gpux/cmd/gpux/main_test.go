@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuflight/gpuflight/examples/gpux/internal/engine"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/ortlib"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/orttest"
 )
@@ -58,6 +59,7 @@ func TestBuild(t *testing.T) {
 	code, out, stderr := gpux(t, "", "build", "--provider", "cpu")
 	require.Equal(t, 0, code, stderr)
 	assert.Contains(t, out, "image  float32  [batch × 1 × 8 × 8]")
+	assert.Regexp(t, `Accepts +image, tensors\n`, out)
 	assert.Contains(t, out, "Provider  cpu (the processor), ONNX Runtime")
 	var info struct {
 		Name    string
@@ -258,4 +260,21 @@ func TestServe(t *testing.T) {
 		stop()
 		assert.Equal(t, 0, <-done, stderr.String())
 	})
+}
+
+func TestFallback(t *testing.T) {
+	s := engine.Selection{Provider: engine.Provider{Name: "cpu"}, Rejected: []engine.Rejection{{Provider: "tensorrt", Reason: "no file"}, {Provider: "cuda", Reason: "no libcublas"}}}
+	for name, c := range map[string]struct {
+		backend string
+		s       engine.Selection
+		gpu     bool
+		want    string
+	}{
+		"the preferred one works":          {"cpu", engine.Selection{Provider: engine.Provider{Name: "cpu"}}, true, ""},
+		"the preferred one does not work":  {"tensorrt", s, false, "the provider tensorrt does not work: no file; cpu is used"},
+		"no preference and no GPU":         {"auto", s, false, ""},
+		"no preference, and a GPU is idle": {"auto", s, true, "this machine has an NVIDIA GPU, but the provider cuda does not work: no libcublas; cpu is used"},
+	} {
+		t.Run(name, func(t *testing.T) { assert.Equal(t, c.want, fallback(c.backend, c.s, c.gpu)) })
+	}
 }

@@ -125,10 +125,32 @@ func (a *app) load(c *config.Config, provider string, o engine.Options) (*loaded
 	if err != nil {
 		return nil, errors.Join(err, m.Close())
 	}
-	if named := c.Runtime.GPU.Backend; provider == "" && named != "auto" && len(m.Selection.Rejected) > 0 {
-		a.warn("the provider %s does not work: %s; %s is used", named, m.Selection.Rejected[0].Reason, m.Selection.Provider.Name)
+	if text := fallback(c.Runtime.GPU.Backend, m.Selection, gpu()); provider == "" && text != "" {
+		a.warn("%s", text)
 	}
 	return &loaded{m, p}, nil
+}
+
+// fallback says that the model runs on another provider than the user can expect.
+func fallback(backend string, s engine.Selection, gpu bool) string {
+	if len(s.Rejected) == 0 {
+		return ""
+	}
+	if backend != "auto" {
+		return fmt.Sprintf("the provider %s does not work: %s; %s is used", backend, s.Rejected[0].Reason, s.Provider.Name)
+	}
+	for _, r := range s.Rejected {
+		if gpu && s.Provider.Name == "cpu" && r.Provider == "cuda" {
+			return fmt.Sprintf("this machine has an NVIDIA GPU, but the provider cuda does not work: %s; cpu is used", r.Reason)
+		}
+	}
+	return ""
+}
+
+// gpu says whether this machine has an NVIDIA GPU.
+func gpu() bool {
+	_, err := os.Stat("/dev/nvidiactl")
+	return err == nil
 }
 
 // artifacts is the folder of what `gpux build` makes.

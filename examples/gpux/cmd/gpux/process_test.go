@@ -187,6 +187,8 @@ func TestServe_KernelsOfRequests(t *testing.T) {
 	client.CloseIdleConnections()
 	require.Equal(t, 0, s.stop(), s.output.String())
 
+	assert.Equal(t, 1, strings.Count(s.output.String(), "a session opens"), "the model is loaded once")
+
 	type id = string
 	spans := map[id]ptrace.Span{}
 	children := map[id][]ptrace.Span{}

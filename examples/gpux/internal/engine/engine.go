@@ -60,7 +60,7 @@ type Tensors map[string]*tensor.Tensor
 // Check says whether values fit the inputs of a model, in one sentence that names the input. The
 // error wraps ErrInput.
 func Check(inputs []onnx.Value, values Tensors) error {
-	known := map[string]int64{}
+	var known map[string]int64
 	for _, in := range inputs {
 		t, ok := values[in.Name]
 		if !ok {
@@ -80,6 +80,9 @@ func Check(inputs []onnx.Value, values Tensors) error {
 			} else if d.Name != "" {
 				if size, ok := known[d.Name]; ok && size != t.Shape[i] {
 					return fmt.Errorf("%w: the dimension %s of the input %q is %d, and elsewhere it is %d", ErrInput, d.Name, in.Name, t.Shape[i], size)
+				}
+				if known == nil {
+					known = map[string]int64{}
 				}
 				known[d.Name] = t.Shape[i]
 			}

@@ -11,9 +11,9 @@ import (
 	"os"
 	"regexp"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -64,7 +64,14 @@ type Model struct {
 	Info      *onnx.Model
 	Selection Selection
 	session   *ort.DynamicAdvancedSession
+	// options are those of earlier runs.
+	options chan *ort.RunOptions
+	// undeclared says that outputs do not have the shapes that the model declares.
+	undeclared atomic.Bool
 }
+
+// maxOptions is the most options that are kept.
+const maxOptions = 64
 
 // Load opens a model. The path is that of the .onnx file.
 func Load(path string, o Options) (*Model, error) {
@@ -75,7 +82,7 @@ func Load(path string, o Options) (*Model, error) {
 	if err := supported(info); err != nil {
 		return nil, fmt.Errorf("%s: %w", path, err)
 	}
-	m := &Model{Info: info}
+	m := &Model{Info: info, options: make(chan *ort.RunOptions, maxOptions)}
 	m.Selection, err = choose(o, func(s *ort.SessionOptions) (err error) {
 		m.session, err = ort.NewDynamicAdvancedSession(path, Names(info.Inputs), Names(info.Outputs), s)
 		return err
@@ -86,8 +93,8 @@ func Load(path string, o Options) (*Model, error) {
 	return m, nil
 }
 
-// Probe opens a small model on each provider of the platform, and returns the working ones and why
-// the others do not work.
+// Probe opens a small model on each provider, and returns the working ones and why the others do not
+// work.
 func Probe() (working []Provider, rejected []Rejection) {
 	model := onnx.Add()
 	for _, p := range Priority(runtime.GOOS, runtime.GOARCH) {
@@ -104,15 +111,16 @@ func Probe() (working []Provider, rejected []Rejection) {
 			working = append(working, p)
 		}
 	}
-	return working, rejected
+	return working, append(rejected, absent(runtime.GOOS, runtime.GOARCH)...)
 }
 
 // choose opens a session on the first provider that works.
 func choose(o Options, open func(*ort.SessionOptions) error) (s Selection, err error) {
-	providers, err := order(o.Provider, o.Force)
+	providers, rejected, err := order(o.Provider, o.Force, runtime.GOOS, runtime.GOARCH)
 	if err != nil {
 		return s, err
 	}
+	s.Rejected = rejected
 	for _, p := range providers {
 		began := time.Now()
 		err = with(p, o, open)
@@ -168,7 +176,7 @@ func with(p Provider, o Options, open func(*ort.SessionOptions) error) error {
 }
 
 func appendProvider(s *ort.SessionOptions, p Provider, o Options) error {
-	values := map[string]string{}
+	values := settings(p, o)
 	switch p.Name {
 	case cpu.Name:
 		return nil
@@ -178,13 +186,6 @@ func appendProvider(s *ort.SessionOptions, p Provider, o Options) error {
 			return err
 		}
 		defer func() { _ = options.Destroy() }() // always nil
-		values["device_id"] = "0"
-		// Batches differ in size. The default measures all algorithms again whenever the size changes, which
-		// took 118 ms on an H100.
-		values["cudnn_conv_algo_search"] = "HEURISTIC"
-		if o.GPUMemory > 0 {
-			values["gpu_mem_limit"] = strconv.FormatInt(o.GPUMemory, 10)
-		}
 		if err := options.Update(values); err != nil {
 			return err
 		}
@@ -208,7 +209,17 @@ func appendProvider(s *ort.SessionOptions, p Provider, o Options) error {
 }
 
 // Close releases the model after its runs have returned.
-func (m *Model) Close() error { return m.session.Destroy() }
+func (m *Model) Close() error {
+	for {
+		select {
+		case o := <-m.options:
+			_ = o.Destroy() // always nil
+			continue
+		default:
+		}
+		return m.session.Destroy()
+	}
+}
 
 // Run runs the model. Values must have exactly the model's inputs. If ctx ends, the run is
 // terminated. The work of the run is in a scope session.run of the trace in ctx.
@@ -228,6 +239,21 @@ func (m *Model) Run(ctx context.Context, values Tensors) (result Tensors, err er
 }
 
 func (m *Model) run(ctx context.Context, values Tensors) (Tensors, error) {
+	// Outputs in memory that exists spare the binding a copy. ONNX Runtime refuses them if the model
+	// declares other shapes than it returns.
+	allocate := !m.undeclared.Load()
+	out, err := m.runOnce(ctx, values, allocate)
+	if err == nil || !allocate || errors.Is(err, ErrTimeout) || errors.Is(err, ErrInput) {
+		return out, err
+	}
+	out, again := m.runOnce(ctx, values, false)
+	if again == nil {
+		m.undeclared.Store(true)
+	}
+	return out, again
+}
+
+func (m *Model) runOnce(ctx context.Context, values Tensors, allocate bool) (Tensors, error) {
 	in, out := make([]ort.Value, len(m.Info.Inputs)), make([]ort.Value, len(m.Info.Outputs))
 	defer func() {
 		for _, values := range [][]ort.Value{in, out} {
@@ -244,16 +270,19 @@ func (m *Model) run(ctx context.Context, values Tensors) (Tensors, error) {
 			return nil, fmt.Errorf("%w: the input %q: %w", ErrInput, v.Name, err)
 		}
 	}
-	// ONNX Runtime allocates outputs, except scalars and half-precision ones, which the binding
-	// cannot return.
+	// The binding cannot return scalars and half-precision tensors that ONNX Runtime allocates.
 	sizes := symbols(m.Info.Inputs, values)
 	results := make([]*tensor.Tensor, len(out))
 	for i, v := range m.Info.Outputs {
 		half := v.DType == tensor.Float16 || v.DType == tensor.BFloat16
-		if !half && !(v.Ranked && len(v.Dims) == 0) || v.DType == tensor.String {
+		needed := half || v.Ranked && len(v.Dims) == 0
+		if v.DType == tensor.String || !needed && !allocate {
 			continue
 		}
-		shape, _ := outputShape(v, sizes) // known, as supported has checked
+		shape, known := outputShape(v, sizes)
+		if !known {
+			continue // not needed, as supported has checked
+		}
 		if results[i], err = tensor.New(v.DType, shape); err != nil {
 			return nil, fmt.Errorf("the output %q: %w", v.Name, err)
 		}
@@ -264,11 +293,13 @@ func (m *Model) run(ctx context.Context, values Tensors) (Tensors, error) {
 	if err := m.terminable(ctx, in, out); err != nil {
 		return nil, err
 	}
-	named := Tensors{}
+	named := make(Tensors, len(out))
 	for i, v := range m.Info.Outputs {
-		t, err := fromORT(v.DType, out[i])
-		if err != nil {
-			return nil, fmt.Errorf("the output %q: %w", v.Name, err)
+		t := results[i]
+		if t == nil || len(t.Shape) == 0 { // a scalar is a copy
+			if t, err = fromORT(v.DType, out[i]); err != nil {
+				return nil, fmt.Errorf("the output %q: %w", v.Name, err)
+			}
 		}
 		named[v.Name] = t
 	}
@@ -276,10 +307,17 @@ func (m *Model) run(ctx context.Context, values Tensors) (Tensors, error) {
 }
 
 // terminable runs the session and ends the run when ctx ends.
-func (m *Model) terminable(ctx context.Context, in, out []ort.Value) error {
-	options, err := ort.NewRunOptions()
-	if err != nil {
-		return err
+func (m *Model) terminable(ctx context.Context, in, out []ort.Value) (err error) {
+	if ctx.Done() == nil {
+		return runError(m.session.RunWithOptions(in, out, nil))
+	}
+	var options *ort.RunOptions
+	select {
+	case options = <-m.options:
+	default:
+		if options, err = ort.NewRunOptions(); err != nil {
+			return err
+		}
 	}
 	terminated := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -287,15 +325,26 @@ func (m *Model) terminable(ctx context.Context, in, out []ort.Value) error {
 		close(terminated)
 	})
 	err = m.session.RunWithOptions(in, out, options)
-	if !stop() {
+	keep := stop()
+	if !keep {
 		<-terminated
+	} else {
+		select {
+		case m.options <- options:
+		default:
+			keep = false
+		}
 	}
-	if destroyed := options.Destroy(); err == nil {
-		err = destroyed
+	if !keep {
+		_ = options.Destroy() // always nil
 	}
 	if err != nil && ctx.Err() != nil {
 		return fmt.Errorf("%w: %w", ErrTimeout, context.Cause(ctx))
 	}
+	return runError(err)
+}
+
+func runError(err error) error {
 	if err != nil {
 		return errors.New(reason(err))
 	}

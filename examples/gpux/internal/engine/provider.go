@@ -4,8 +4,8 @@ package engine
 
 import (
 	"fmt"
-	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 )
 
@@ -31,7 +31,9 @@ var (
 	cpu      = Provider{"cpu", "CPUExecutionProvider", "the processor", true}
 )
 
-// Priority returns the providers of a platform, the preferred ones first.
+var all = []Provider{tensorrt, cuda, migraphx, coreml, directml, openvino, cpu}
+
+// Priority returns the providers of a platform, the preferred ones first. The others do not exist there.
 func Priority(goos, goarch string) []Provider {
 	switch {
 	case goos == "darwin" && goarch == "arm64":
@@ -39,41 +41,85 @@ func Priority(goos, goarch string) []Provider {
 	case goos == "darwin":
 		return []Provider{coreml, openvino, cpu}
 	case goos == "windows":
-		return []Provider{tensorrt, cuda, directml, openvino, cpu}
+		return []Provider{tensorrt, cuda, directml, openvino, migraphx, cpu}
 	default:
 		return []Provider{tensorrt, cuda, migraphx, openvino, cpu}
 	}
 }
 
-// aliases are other names of providers.
-var aliases = map[string]string{
-	"trt": "tensorrt", "gpu": "cuda", "nvidia": "cuda", "rocm": "migraphx", "amd": "migraphx", "metal": "coreml", "core": "coreml",
-	"dml": "directml", "intel": "openvino",
+// absent returns the providers that do not exist on a platform.
+func absent(goos, goarch string) (list []Rejection) {
+	for _, p := range all {
+		if !slices.Contains(Priority(goos, goarch), p) {
+			list = append(list, Rejection{p.Name, fmt.Sprintf("it does not exist on %s/%s", goos, goarch)})
+		}
+	}
+	return list
 }
 
-// order returns the providers to try. A preferred one comes first, and with force it is alone. The
-// names "" and "auto" prefer none.
-func order(preferred string, force bool) ([]Provider, error) {
-	all := Priority(runtime.GOOS, runtime.GOARCH)
-	name := strings.ToLower(preferred)
-	if name == "" || name == "auto" {
-		return all, nil
-	}
-	name = strings.TrimSuffix(name, "executionprovider")
-	if other, ok := aliases[name]; ok {
-		name = other
-	}
-	i := slices.IndexFunc(all, func(p Provider) bool { return p.Name == name })
-	if i < 0 {
-		var known []string
-		for _, p := range all {
-			known = append(known, p.Name)
+// named returns the provider that a user means: by its name here or in ONNX Runtime, by what it runs
+// on, or by an abbreviation in the text.
+func named(text string) (Provider, bool) {
+	name := strings.TrimSuffix(strings.ToLower(text), "executionprovider")
+	for _, p := range all {
+		if name == p.Name || name == strings.ToLower(strings.TrimSuffix(p.ORT, "ExecutionProvider")) {
+			return p, true
 		}
-		return nil, fmt.Errorf("there is no provider %q on this platform; the providers are %s", preferred, strings.Join(known, ", "))
 	}
-	chosen := all[i]
+	for _, n := range []struct {
+		part string
+		p    Provider
+	}{
+		{"trt", tensorrt}, {"tensor", tensorrt}, {"gpu", cuda}, {"nvidia", cuda}, {"cuda", cuda}, {"rocm", migraphx}, {"amd", migraphx}, {"hip", migraphx},
+		{"core", coreml}, {"metal", coreml}, {"dml", directml}, {"directx", directml}, {"openvino", openvino}, {"intel", openvino},
+	} {
+		if strings.Contains(name, n.part) {
+			return n.p, true
+		}
+	}
+	return Provider{}, false
+}
+
+// order returns the providers to try on a platform, and those that were preferred but do not exist
+// there. A preferred one comes first, and with force it is alone. The names "" and "auto" prefer none.
+func order(preferred string, force bool, goos, goarch string) ([]Provider, []Rejection, error) {
+	here := Priority(goos, goarch)
+	if name := strings.ToLower(preferred); name == "" || name == "auto" {
+		return here, nil, nil
+	}
+	var names []string
+	for _, p := range here {
+		names = append(names, p.Name)
+	}
+	chosen, ok := named(preferred)
+	if !ok {
+		return nil, nil, fmt.Errorf("there is no provider %q; the providers of %s/%s are %s", preferred, goos, goarch, strings.Join(names, ", "))
+	}
+	i := slices.Index(here, chosen)
+	if i < 0 {
+		r := Rejection{chosen.Name, fmt.Sprintf("it does not exist on %s/%s", goos, goarch)}
+		if force {
+			return nil, nil, fmt.Errorf("the provider %s does not work: %s; the providers are %s", r.Provider, r.Reason, strings.Join(names, ", "))
+		}
+		return here, []Rejection{r}, nil
+	}
 	if force {
-		return []Provider{chosen}, nil
+		return []Provider{chosen}, nil, nil
 	}
-	return slices.Insert(slices.Delete(all, i, i+1), 0, chosen), nil
+	return slices.Insert(slices.Delete(here, i, i+1), 0, chosen), nil, nil
+}
+
+// settings returns the options of a provider that differ from its own defaults.
+func settings(p Provider, o Options) map[string]string {
+	values := map[string]string{}
+	if p.Name == cuda.Name {
+		values["device_id"] = "0"
+		// Batches differ in size. The default measures all algorithms again whenever the size changes, which
+		// took 118 ms on an H100.
+		values["cudnn_conv_algo_search"] = "HEURISTIC"
+		if o.GPUMemory > 0 {
+			values["gpu_mem_limit"] = strconv.FormatInt(o.GPUMemory, 10)
+		}
+	}
+	return values
 }

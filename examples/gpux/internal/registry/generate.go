@@ -8,13 +8,13 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strconv"
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/gpuflight/gpuflight/examples/gpux/internal/config"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/onnx"
-	"github.com/gpuflight/gpuflight/examples/gpux/internal/tokenizer"
+	"github.com/gpuflight/gpuflight/examples/gpux/internal/preprocess"
 )
 
 // described is the gpux.yml of a model that came without one.
@@ -37,7 +37,7 @@ type port struct {
 }
 
 // generate describes a model as its file declares it.
-func generate(root *os.Root, model string, e Entry) ([]byte, error) {
+func generate(root *os.Root, model string, e Entry, log func(string, ...any)) ([]byte, error) {
 	info, err := onnx.ReadFile(filepath.Join(root.Name(), filepath.FromSlash(model)))
 	if err != nil {
 		return nil, &localError{fmt.Errorf("%s: %w", model, unwrapped(err))}
@@ -47,7 +47,7 @@ func generate(root *os.Root, model string, e Entry) ([]byte, error) {
 	for _, v := range info.Inputs {
 		d.Inputs = append(d.Inputs, declare(v))
 	}
-	if file := tokens(root, model); file != "" && slices.ContainsFunc(info.Inputs, func(v onnx.Value) bool { return v.Name == "input_ids" }) {
+	if file := tokens(root, model, info, log); file != "" {
 		d.Preprocessing = map[string]string{"tokenizer": file}
 	}
 	labels := classes(root, model)
@@ -68,13 +68,19 @@ func generate(root *os.Root, model string, e Entry) ([]byte, error) {
 
 func declare(v onnx.Value) port { return port{Name: v.Name, Type: v.DType.String(), Shape: v.Shape()} }
 
-// tokens returns the tokenizer.json of the model, if it is supported. Without it, the model takes token
-// ids.
-func tokens(root *os.Root, model string) string {
+// tokens returns the tokenizer.json of the model, if gpux can use it for the model. Without it, clients
+// send token ids.
+func tokens(root *os.Root, model string, info *onnx.Model, log func(string, ...any)) string {
 	for _, name := range beside(model, "tokenizer.json") {
-		if _, err := tokenizer.ReadFile(filepath.Join(root.Name(), filepath.FromSlash(name))); err == nil {
-			return name
+		if _, err := root.Stat(filepath.FromSlash(name)); err != nil {
+			continue
 		}
+		c := &config.Config{Dir: root.Name(), Path: config.FileName, Preprocessing: config.Preprocessing{Tokenizer: name}}
+		if _, err := preprocess.New(c, info); err != nil {
+			log("clients must send tensors, not texts: %v", err)
+			continue
+		}
+		return name
 	}
 	return ""
 }

@@ -31,7 +31,7 @@ func TestGenerate_Tokenizer(t *testing.T) {
 			root, err := os.OpenRoot(dir)
 			require.NoError(t, err)
 			defer root.Close()
-			text, err := generate(root, "model.onnx", Entry{Name: "m", Revision: "main", Source: "x"})
+			text, err := generate(root, "model.onnx", Entry{Name: "m", Revision: "main", Source: "x"}, t.Logf)
 			require.NoError(t, err)
 			parsed, err := config.Parse(text)
 			require.NoError(t, err)

@@ -25,6 +25,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/config"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/onnx"
+	"github.com/gpuflight/gpuflight/examples/gpux/internal/preprocess"
 )
 
 // Options of a pull.
@@ -130,13 +131,14 @@ func (s *source) choose(ctx context.Context, file string) (files []File, c *conf
 		paths = append(scalars(text), config.FileName)
 	}
 	if file == "" {
-		if file, err = s.model(); err != nil {
+		if file, err = s.only(); err != nil {
 			return nil, nil, err
 		}
 	}
 	if find(s.files, file) < 0 {
 		return nil, nil, fmt.Errorf("there is no file %.200q", file)
 	}
+	s.model = file
 	if c == nil {
 		for _, name := range companions {
 			paths = append(paths, name, path.Join(path.Dir(file), name))
@@ -187,11 +189,14 @@ func parseConfig(text []byte, local bool) (*config.Config, error) {
 	if checkPath(path.Clean(filepath.ToSlash(c.Model.Source))) != nil {
 		return nil, fmt.Errorf("%s: model.source %.200q leads out of the folder", config.FileName, c.Model.Source)
 	}
+	if t := c.Preprocessing.Tokenizer; !local && t != "" && checkPath(path.Clean(filepath.ToSlash(t))) != nil {
+		return nil, fmt.Errorf("%s: preprocessing.tokenizer %.200q leads out of the folder", config.FileName, t)
+	}
 	return c, nil
 }
 
-// model returns the .onnx file if it is clear which one is meant.
-func (s *source) model() (string, error) {
+// only returns the .onnx file if it is clear which one is meant.
+func (s *source) only() (string, error) {
 	var all []string
 	for _, f := range s.files {
 		if strings.HasSuffix(f.Path, ".onnx") {
@@ -329,10 +334,9 @@ func (r *Registry) fill(ctx context.Context, dir string, s *source, files []File
 		e.Files = append(e.Files, got)
 		o.Log("%s  %s", got.Path, Bytes(got.Size))
 	}
-	model := files[slices.IndexFunc(files, func(f File) bool { return strings.HasSuffix(f.Path, ".onnx") })].Path
 	text, err := root.ReadFile(config.FileName)
 	if errors.Is(err, fs.ErrNotExist) || find(files, config.FileName) < 0 {
-		if text, err = generate(root, model, e); err != nil {
+		if text, err = generate(root, s.model, e, o.Log); err != nil {
 			return e, err
 		}
 		if err := write(root, config.FileName, text); err != nil {
@@ -354,6 +358,9 @@ func (r *Registry) fill(ctx context.Context, dir string, s *source, files []File
 		return e, &localError{fmt.Errorf("%s: %w", c.Model.Source, unwrapped(err))}
 	}
 	if err := c.Agree(info); err != nil {
+		return e, &localError{err}
+	}
+	if _, err := preprocess.New(c, info); err != nil {
 		return e, &localError{err}
 	}
 	e.Model = c.Name

@@ -189,9 +189,13 @@ func left(t testing.TB, r *Registry) (files []string) {
 func TestPull_HuggingFace(t *testing.T) {
 	h := newHub(t)
 	r := open(t, t.TempDir())
-	e, changed, err := r.Pull(t.Context(), "org/sentiment", Options{})
+	var log []string
+	e, changed, err := r.Pull(t.Context(), "org/sentiment", Options{Log: func(format string, args ...any) { log = append(log, fmt.Sprintf(format, args...)) }})
 	require.NoError(t, err)
 	assert.True(t, changed)
+	t.Run("a tokenizer that gpux cannot use is told", func(t *testing.T) {
+		assert.Regexp(t, `clients must send tensors, not texts: .*tokenizer`, log[len(log)-1])
+	})
 	t.Run("the files are those of the model, and of the commit", func(t *testing.T) {
 		assert.Equal(t, "org/sentiment@main", e.Reference())
 		assert.Equal(t, "0123456789abcdef", e.Commit)
@@ -255,6 +259,14 @@ func TestPull_HuggingFace(t *testing.T) {
 		require.NoError(t, err)
 		assert.Equal(t, "{}", string(text))
 		assert.NoDirExists(t, e.Dir)
+	})
+	t.Run("clients can send texts if the tokenizer is one that gpux has", func(t *testing.T) {
+		h.files["tokenizer.json"] = []byte(`{"model":{"type":"WordPiece","unk_token":"?","continuing_subword_prefix":"##","max_input_chars_per_word":9,"vocab":{"?":0,"a":1,"[PAD]":2}},"pre_tokenizer":{"type":"BertPreTokenizer"}}`)
+		e, _, err := r.Pull(t.Context(), "org/sentiment", Options{})
+		require.NoError(t, err)
+		c, err := config.Read(e.Dir)
+		require.NoError(t, err)
+		assert.Equal(t, "tokenizer.json", c.Preprocessing.Tokenizer)
 	})
 	t.Run("another file of the repository takes its place", func(t *testing.T) {
 		e, _, err := r.Pull(t.Context(), "org/sentiment", Options{File: "onnx/model_fp16.onnx"})
@@ -516,6 +528,7 @@ func TestPull_Address(t *testing.T) {
 		"variables of the environment":   {address: "/m", yml: yml + "description: ${HF_TOKEN}\n", err: "must not read variables of the environment"},
 		"an unknown key":                 {address: "/m", yml: yml + "letterbox: true\n", err: "line 7: there is no key letterbox"},
 		"inputs of another model":        {address: "/m", yml: strings.ReplaceAll(yml, "input_ids: int64", "input_ids: float32"), err: `the input "input_ids" is declared as float32`},
+		"a tokenizer that leads out":     {address: "/m", yml: yml + "preprocessing: {tokenizer: ../tokens.json}\n", err: "preprocessing.tokenizer \"../tokens.json\" leads out of the folder"},
 		"a name with other characters":   {address: "/m", yml: strings.ReplaceAll(yml, "name: net", "name: a@b"), err: "cannot be the name of a model"},
 		"no host":                        {address: "https:///x.onnx", err: "the address is not valid"},
 		"no TLS":                         {address: "http://192.0.2.1/x.onnx", err: "use https, or give its digest"},
@@ -597,6 +610,14 @@ func TestPull_Folder(t *testing.T) {
 		text, err := os.ReadFile(filepath.Join(e.Dir, "net.onnx.data"))
 		require.NoError(t, err)
 		assert.Equal(t, "others", string(text))
+	})
+	t.Run("with another name of the model", func(t *testing.T) {
+		other := t.TempDir()
+		require.NoError(t, os.WriteFile(filepath.Join(other, "net.bin"), classifier(10), 0o600))
+		require.NoError(t, os.WriteFile(filepath.Join(other, "gpux.yml"), []byte("name: bin\nmodel: {source: ./net.bin}\ninputs: {input_ids: int64, attention_mask: int64}\noutputs: {logits: float32}\n"), 0o600))
+		e, _, err := r.Pull(t.Context(), other, Options{})
+		require.NoError(t, err)
+		assert.FileExists(t, filepath.Join(e.Dir, "net.bin"))
 	})
 	t.Run("with a SHA256SUMS that does not fit", func(t *testing.T) {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, sums), []byte(digest(nil)+"  net.onnx\n"), 0o600))

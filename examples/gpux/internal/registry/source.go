@@ -29,6 +29,7 @@ type source struct {
 	commit   string
 	text     string // for people, without secrets
 	files    []File
+	model    string // the path of the model, after choose
 	// open returns a file from a byte on, or from the start.
 	open func(ctx context.Context, path string, offset int64) (body io.ReadCloser, start int64, err error)
 	// local says that reading is cheap: files without a digest are read to get one.

@@ -24,8 +24,10 @@ type Info struct {
 	Producer    string           `json:"producer,omitempty"`
 	Opsets      map[string]int64 `json:"opsets"`
 	Operators   map[string]int   `json:"operators"`
-	Inputs      []Port           `json:"inputs"`
-	Outputs     []Port           `json:"outputs"`
+	// Accepts says what clients can send besides tensors: "text", "image".
+	Accepts []string `json:"accepts,omitempty"`
+	Inputs  []Port   `json:"inputs"`
+	Outputs []Port   `json:"outputs"`
 	// Metadata is that of the model and of gpux.yml, which takes precedence.
 	Metadata map[string]any `json:"metadata"`
 }
@@ -57,6 +59,12 @@ func Describe(c *config.Config, m *onnx.Model, path string, size int64) Info {
 	if c != nil {
 		maps.Copy(i.Metadata, c.Metadata)
 		i.Name, i.Version, i.Description, inputs, outputs = c.Name, c.Version, c.Description, c.Inputs, c.Outputs
+		if c.Preprocessing.Tokenizer != "" {
+			i.Accepts = append(i.Accepts, "text")
+		}
+		if c.Preprocessing.Images() {
+			i.Accepts = append(i.Accepts, "image")
+		}
 	} else {
 		i.Name = m.Graph
 	}

@@ -169,7 +169,7 @@ func TestTrace_Preprocess(t *testing.T) {
 			named[span.Name] = span
 		}
 		return len(named) == 4
-	}, 10*time.Second, time.Millisecond)
+	}, 30*time.Second, time.Millisecond)
 	request := named["POST /predict"]
 	assert.Contains(t, request.Attributes, attribute.String("gpux.model.name", "languages"))
 	for _, name := range []string{"preprocess", "queue", "session.run"} {
@@ -197,7 +197,7 @@ func TestModels(t *testing.T) {
 		"a name":                     {"POST", "/predict?model=languages", `{"text":"Guten Tag"}`, 200, `"language":["de"]`},
 		"an unknown name":            {"POST", "/predict?model=x", "{}", 404, "there is no model 'x'"},
 		"a name and a version":       {"POST", "/predict?model=slow&version=2", `{"x":[1]}`, 200, `{"y":[2]}`},
-		"what a model is":            {"GET", "/info?model=languages", "", 200, `"name":"languages"`},
+		"what a model is":            {"GET", "/info?model=languages", "", 200, `"accepts":["text"]`},
 		"what no model is":           {"GET", "/info", "", 400, "add ?model=NAME"},
 		"where a model runs":         {"GET", "/metrics?model=languages", "", 200, `"provider"`},
 		"a description of all":       {"GET", "/openapi.json", "", 200, `"enum":["slow","languages"]`},
@@ -212,17 +212,19 @@ func TestModels(t *testing.T) {
 	}
 	t.Run("a full queue of one does not stop another", func(t *testing.T) {
 		var all sync.WaitGroup
-		for range 2 {
-			all.Go(func() {
-				code, _, _ := call(t, "POST", h.URL+"/v2/models/slow/versions/1/infer", []byte(`{"inputs":[{"name":"x","shape":[1],"datatype":"UINT8","data":[1]}]}`))
-				assert.Equal(t, 200, code)
-			})
-		}
 		metric := func(line string) bool {
 			_, text, _ := call(t, "GET", h.URL+"/metrics", nil, "Accept", "text/plain")
 			return strings.Contains(string(text), line+"\n")
 		}
-		require.Eventually(t, func() bool { return metric(`gpux_queue_requests{model="slow",version="1"} 1`) }, 10*time.Second, time.Millisecond)
+		for i := range 2 { // the second one waits, after the worker took the first
+			all.Go(func() {
+				code, _, _ := call(t, "POST", h.URL+"/v2/models/slow/versions/1/infer", []byte(`{"inputs":[{"name":"x","shape":[1],"datatype":"UINT8","data":[1]}]}`))
+				assert.Equal(t, 200, code)
+			})
+			require.Eventually(t, func() bool {
+				return first.running.Load() == 1 && metric(fmt.Sprintf(`gpux_queue_requests{model="slow",version="1"} %d`, i))
+			}, 30*time.Second, time.Millisecond)
+		}
 		code, _, _ := call(t, "POST", h.URL+"/predict?model=slow", []byte(`{"x":[1]}`))
 		assert.Equal(t, 429, code, "the first version is the one without a version")
 		code, _, _ = call(t, "POST", h.URL+"/predict?model=slow&version=2", []byte(`{"x":[1]}`))
@@ -253,7 +255,7 @@ func TestWarmUp(t *testing.T) {
 	require.True(t, ready())
 	var warming sync.WaitGroup
 	warming.Go(func() { s.WarmUp(t.Context()) })
-	require.Eventually(t, func() bool { return m.running.Load() == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return m.running.Load() == 1 }, 30*time.Second, time.Millisecond)
 	assert.False(t, ready())
 	close(m.may)
 	warming.Wait()

@@ -277,6 +277,7 @@ func (s *Server) inference(f func(w http.ResponseWriter, r *http.Request, m *Ser
 			defer in.forget()
 			var body []byte
 			if body, err = io.ReadAll(in); err != nil {
+				w.Header().Set("Connection", "close") // the answer does not wait for the rest of the body
 				err = read(err)
 			} else {
 				ctx, cancel := context.WithTimeout(r.Context(), time.Duration(m.Config.Serving.Timeout))

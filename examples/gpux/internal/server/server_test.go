@@ -5,6 +5,7 @@ package server_test
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -307,10 +309,10 @@ func TestBatches(t *testing.T) {
 		all.Go(func() { answers[i] = post(t.Context(), s, body) })
 	}
 	send(0, `{"x":[0]}`)
-	require.Eventually(t, func() bool { return m.running.Load() == 1 }, 5*time.Second, time.Millisecond, "an idle server runs at once")
+	require.Eventually(t, func() bool { return m.running.Load() == 1 }, 30*time.Second, time.Millisecond, "an idle server runs at once")
 	for i, body := range []string{`{"x":[10,11]}`, `{"x":[20]}`, `{"x":[30,31,32]}`, `{"x":[40,41]}`, `{"x":[50]}`} {
 		send(i+1, body)
-		require.Eventually(t, func() bool { return waiting(t, s) == i+1 }, 5*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return waiting(t, s) == i+1 }, 30*time.Second, time.Millisecond)
 	}
 	close(m.may)
 	all.Wait()
@@ -369,10 +371,10 @@ func TestLimits(t *testing.T) {
 	t.Run("a full queue refuses, and /health answers meanwhile", func(t *testing.T) {
 		m, s := slowServer(t, "{max_workers: 1, queue: 1, timeout: 60}")
 		var all sync.WaitGroup
-		for range 2 {
+		for i := range 2 { // the second one waits, after the worker took the first
 			all.Go(func() { assert.Equal(t, 200, post(t.Context(), s, `{"x":[1]}`).Code) })
+			require.Eventually(t, func() bool { return m.running.Load() == 1 && waiting(t, s) == i }, 30*time.Second, time.Millisecond)
 		}
-		require.Eventually(t, func() bool { return m.running.Load() == 1 && waiting(t, s) == 1 }, 5*time.Second, time.Millisecond)
 		w := post(t.Context(), s, `{"x":[1]}`)
 		assert.Equal(t, 429, w.Code)
 		assert.Equal(t, "1", w.Header().Get("Retry-After"))
@@ -394,14 +396,14 @@ func TestLimits(t *testing.T) {
 		first, cancelFirst := context.WithCancel(t.Context())
 		var all sync.WaitGroup
 		all.Go(func() { post(first, s, `{"x":[1]}`) })
-		require.Eventually(t, func() bool { return m.running.Load() == 1 }, 5*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return m.running.Load() == 1 }, 30*time.Second, time.Millisecond)
 		a, cancelA := context.WithCancel(t.Context())
 		b, cancelB := context.WithCancel(t.Context())
 		all.Go(func() { post(a, s, `{"x":[2]}`) })
 		all.Go(func() { post(b, s, `{"x":[3]}`) })
-		require.Eventually(t, func() bool { return waiting(t, s) == 2 }, 5*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return waiting(t, s) == 2 }, 30*time.Second, time.Millisecond)
 		cancelFirst() // ends the first run; the batch of the others begins
-		require.Eventually(t, func() bool { return m.running.Load() == 2 }, 5*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return m.running.Load() == 2 }, 30*time.Second, time.Millisecond)
 		cancelA()
 		cancelB()
 		all.Wait()
@@ -424,13 +426,13 @@ func TestStop(t *testing.T) {
 	for i := range codes {
 		all.Go(func() { codes[i], _, _ = call(t, http.MethodPost, url+"/predict", []byte(`{"x":[1]}`)) })
 	}
-	require.Eventually(t, func() bool { return m.running.Load() == 1 && waiting(t, s) == 7 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return m.running.Load() == 1 && waiting(t, s) == 7 }, 30*time.Second, time.Millisecond)
 	stop()
 	require.Eventually(t, func() bool {
 		w := httptest.NewRecorder()
 		s.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v2/health/ready", nil))
 		return w.Code == 503
-	}, 5*time.Second, time.Millisecond, "it is not ready while it stops")
+	}, 30*time.Second, time.Millisecond, "it is not ready while it stops")
 	close(m.may)
 	all.Wait()
 	require.NoError(t, <-served)
@@ -458,7 +460,7 @@ func TestTrace(t *testing.T) {
 			named[span.Name] = span
 		}
 		return len(named) == 3
-	}, 5*time.Second, time.Millisecond)
+	}, 30*time.Second, time.Millisecond)
 	request := named["POST /predict"]
 	for _, span := range named {
 		assert.Equal(t, "0102030405060708090a0b0c0d0e0f10", span.SpanContext.TraceID().String())
@@ -470,9 +472,32 @@ func TestTrace(t *testing.T) {
 	assert.Contains(t, string(text), `trace_id="0102030405060708090a0b0c0d0e0f10"`)
 }
 
+// Whatever the body is, its inputs fit the model or there is an error.
 func FuzzInputs(f *testing.F) {
-	m, err := onnx.ReadFile(filepath.Join(orttest.Digits(), "digits.onnx"))
+	type prepared struct {
+		info *onnx.Model
+		p    *preprocess.Preprocessor
+	}
+	var models []prepared
+	for _, dir := range []string{orttest.Digits(), orttest.Languages()} {
+		c, err := config.Read(dir)
+		require.NoError(f, err)
+		m, err := onnx.ReadFile(c.ModelPath())
+		require.NoError(f, err)
+		p, err := preprocess.New(c, m)
+		require.NoError(f, err)
+		models = append(models, prepared{m, p})
+	}
+	file, err := os.ReadFile(filepath.Join(orttest.Digits(), "two.png"))
 	require.NoError(f, err)
-	f.Add(`{"image":[[[[0]]]]}`)
-	f.Fuzz(func(t *testing.T, text string) { _, _ = server.Inputs(t.Context(), m, nil, []byte(text)) }) // it must return
+	for _, seed := range []string{`{"image":[[[[0]]]]}`, `{"image":["` + base64.StdEncoding.EncodeToString(file) + `"]}`, string(file), `{"text":["a","b \u0000"]}`, `{"input_ids":[[1]],"attention_mask":[[1]]}`} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, body string) {
+		for _, m := range models {
+			if values, err := server.Inputs(t.Context(), m.info, m.p, []byte(body)); err == nil {
+				assert.Len(t, values, len(m.info.Inputs))
+			}
+		}
+	})
 }

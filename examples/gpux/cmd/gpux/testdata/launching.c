@@ -16,6 +16,7 @@
 typedef int (*launch_fn)(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, void *stream, void **parameters, void **extra);
 
 static OrtApi api;
+static OrtStatusPtr(ORT_API_CALL *real_create)(const OrtEnv *, const ORTCHAR_T *, const OrtSessionOptions *, OrtSession **);
 static OrtStatusPtr(ORT_API_CALL *real_run)(OrtSession *, const OrtRunOptions *, const char *const *, const OrtValue *const *, size_t, const char *const *, size_t, OrtValue **);
 static const OrtApiBase *real;
 static launch_fn launch;
@@ -50,12 +51,19 @@ static OrtStatusPtr ORT_API_CALL run(OrtSession *session, const OrtRunOptions *o
   return real_run(session, options, input_names, inputs, input_count, output_names, output_count, outputs);
 }
 
+static OrtStatusPtr ORT_API_CALL create(const OrtEnv *env, const ORTCHAR_T *path, const OrtSessionOptions *options, OrtSession **session) {
+  fputs("launching: a session opens\n", stderr); /* the test counts these lines */
+  return real_create(env, path, options, session);
+}
+
 static const OrtApi *ORT_API_CALL get_api(uint32_t version) {
   const OrtApi *found = real->GetApi(version);
   if (found == NULL) return NULL;
   api = *found;
   real_run = api.Run;
   api.Run = run;
+  real_create = api.CreateSession;
+  api.CreateSession = create;
   return &api;
 }
 

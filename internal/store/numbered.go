@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"maps"
+	"regexp"
+	"strings"
+)
+
+// MaxNumbered is the largest number of names of scopes that differ only in their numbers and have paths
+// of their own. It is above the number of layers of large models. Numbers of steps, iterations, batches
+// and epochs have no limit, so 1 name of them has a path of its own.
+const MaxNumbered = 128
+
+// maxNumberedNames bounds the names that a Numbered remembers.
+const maxNumberedNames = 1 << 18
+
+// counted is the end of a part of a pattern that counts steps.
+var counted = regexp.MustCompile(`(?i)(?:step|iter|iteration|batch|epoch)[\s#_:./-]*\*`)
+
+// Pattern returns a name with "*" in the place of each number. A number is a run of digits, or a word of 4
+// or more hexadecimal digits, such as "3fa8". Such a word has a digit and no other letters.
+func Pattern(name string) string {
+	if strings.IndexFunc(name, isDigit) < 0 {
+		return name
+	}
+	var b strings.Builder
+	for i := 0; i < len(name); {
+		word := len(name) - i
+		if n := strings.IndexFunc(name[i:], func(r rune) bool { return !isDigit(r) && !isLetter(r) }); n >= 0 {
+			word = n
+		}
+		switch w := name[i : i+word]; {
+		case word >= 4 && strings.IndexFunc(w, isDigit) >= 0 && strings.IndexFunc(w, func(r rune) bool { return !isHex(r) }) < 0:
+			b.WriteByte('*')
+		default:
+			for j := range word {
+				if !isDigit(rune(w[j])) {
+					b.WriteByte(w[j])
+				} else if j == 0 || !isDigit(rune(w[j-1])) {
+					b.WriteByte('*')
+				}
+			}
+		}
+		for i += word; i < len(name) && !isDigit(rune(name[i])) && !isLetter(rune(name[i])); i++ {
+			b.WriteByte(name[i])
+		}
+	}
+	return b.String()
+}
+
+func isDigit(r rune) bool  { return r >= '0' && r <= '9' }
+func isLetter(r rune) bool { return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' }
+func isHex(r rune) bool    { return isDigit(r) || r >= 'a' && r <= 'f' || r >= 'A' && r <= 'F' }
+
+// Folds is the set of patterns whose names have one path together.
+type Folds map[string]struct{}
+
+// Has reports whether a pattern folds.
+func (f Folds) Has(pattern string) bool {
+	_, ok := f[pattern]
+	return ok
+}
+
+// Name returns the name in a path of a scope with a name.
+func (f Folds) Name(name string) string {
+	if len(f) == 0 {
+		return name
+	}
+	p := Pattern(name)
+	if _, ok := f[p]; ok {
+		return p
+	}
+	return name
+}
+
+// Names returns the names in a path of scopes with some names. It may return its argument.
+func (f Folds) Names(names []string) []string {
+	for i, n := range names {
+		if p := f.Name(n); p != n {
+			names = append([]string(nil), names...)
+			for j := i; j < len(names); j++ {
+				names[j] = f.Name(names[j])
+			}
+			break
+		}
+	}
+	return names
+}
+
+// Numbered finds the patterns that have more names than their limit. It is not safe for concurrent use.
+type Numbered struct {
+	folds Folds
+	names map[string]map[string]struct{} // by pattern, of those that are not folded
+	size  int
+}
+
+// NewNumbered returns a Numbered in which some patterns are folded.
+func NewNumbered(folds Folds) *Numbered {
+	n := &Numbered{Folds{}, map[string]map[string]struct{}{}, 0}
+	maps.Copy(n.folds, folds)
+	return n
+}
+
+// Add adds a name. It returns the pattern of the name if this folds now, else "".
+func (n *Numbered) Add(name string) (folded string) {
+	p := Pattern(name)
+	if _, ok := n.folds[p]; ok || p == name || n.size >= maxNumberedNames {
+		return ""
+	}
+	if n.names[p] == nil {
+		n.names[p] = map[string]struct{}{}
+	}
+	if _, ok := n.names[p][name]; ok {
+		return ""
+	}
+	n.names[p][name] = struct{}{}
+	n.size++
+	if most := limit(p); len(n.names[p]) <= most {
+		return ""
+	}
+	n.size -= len(n.names[p])
+	delete(n.names, p)
+	n.folds[p] = struct{}{}
+	return p
+}
+
+// Folds returns the folded patterns. They change with the next Add.
+func (n *Numbered) Folds() Folds { return n.folds }
+
+func limit(pattern string) int {
+	if counted.MatchString(pattern) {
+		return 1
+	}
+	return MaxNumbered
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+)
+
+func TestPattern(t *testing.T) {
+	for name, want := range map[string]string{
+		"":                 "",
+		"forward":          "forward",
+		"step 12":          "step *",
+		"12":               "*",
+		"12 34":            "* *",
+		"ProfilerStep#3":   "ProfilerStep#*",
+		"iteration_0042":   "iteration_*",
+		"epoch 3/batch 17": "epoch */batch *",
+		"layers.0.attn":    "layers.*.attn",
+		"conv2d":           "conv*d",
+		"fc1":              "fc*",
+		"decode":           "decode",
+		"é7é":              "é*é",
+		"request 3fa85f64-5717-4562-b3fc-2c963f66afa6": "request *-*-*-*-*",
+		"1.5e3": "*.*e*",
+	} {
+		assert.Equal(t, want, Pattern(name), name)
+		assert.Equal(t, want, Pattern(want), want)
+	}
+}
+
+func TestNumbered(t *testing.T) {
+	n := NewNumbered(Folds{"old *": {}})
+	assert.Empty(t, n.Add("forward"))
+	assert.Empty(t, n.Add("old 1"))
+	assert.Empty(t, n.Add("step 1"))
+	assert.Empty(t, n.Add("step 1"))
+	assert.Equal(t, "step 1", n.Folds().Name("step 1"))
+	assert.Equal(t, "step *", n.Add("step 2"))
+	assert.Empty(t, n.Add("step 3"))
+	for i := range MaxNumbered {
+		assert.Empty(t, n.Add(fmt.Sprintf("layer.%d", i)))
+		assert.Empty(t, n.Add(fmt.Sprintf("batch_norm_%d", i)))
+	}
+	names := []string{"train", "step 1", "layer.7"}
+	assert.Equal(t, []string{"train", "step *", "layer.7"}, n.Folds().Names(names))
+	assert.Equal(t, "layer.*", n.Add("layer.1000"))
+	assert.Equal(t, []string{"train", "step *", "layer.*"}, n.Folds().Names(names))
+	assert.Equal(t, []string{"train", "step 1", "layer.7"}, names)
+	assert.Equal(t, "old *", n.Folds().Name("old 7"))
+}
+
+// TestNumbered_Limit adds more names than a Numbered remembers.
+func TestNumbered_Limit(t *testing.T) {
+	n := NewNumbered(nil)
+	for i := range maxNumberedNames + 10 {
+		n.Add(fmt.Sprintf("%d%s", i%10, word(i)))
+	}
+	assert.Equal(t, maxNumberedNames, n.size)
+}
+
+// word returns a word without digits.
+func word(i int) string {
+	s := "x"
+	for ; i > 0; i /= 16 {
+		s += string(rune('g' + i%16))
+	}
+	return s
+}
