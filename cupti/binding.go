@@ -134,6 +134,9 @@ func coreOpen(cfg Config) int {
 	if cfg.Detachable {
 		config.detach = 1
 	}
+	if cfg.Stacks {
+		config.stacks = 1
+	}
 	if cfg.Deep {
 		config.deep = 1
 		config.cubin_bytes = C.uint64_t(cfg.CubinBytes)
@@ -199,6 +202,7 @@ func coreStats(s *Stats) {
 	s.Unreturned = uint64(raw.unreturned)
 	s.ScopesLost = uint64(raw.scopes_lost)
 	s.ScopesMisplaced = uint64(raw.scopes_misplaced)
+	s.StacksLost = uint64(raw.stacks_lost)
 }
 
 func corePush(id uint64) int  { return int(C.gpufl_push_scope(C.uint64_t(id))) }
@@ -216,11 +220,24 @@ func coreScopeTable() scopeTable {
 
 type (
 	rawScopeEvent = C.gpufl_scope_event
+	rawStackEvent = C.gpufl_stack_event
 	textPointer   = *C.char
 )
 
 func coreScopeEvents(dst []rawScopeEvent) int {
 	return int(C.gpufl_scope_events(&dst[0], C.int(len(dst))))
+}
+
+func coreStackEvents(dst []rawStackEvent) int {
+	return int(C.gpufl_stack_events(&dst[0], C.int(len(dst))))
+}
+
+func coreStacksReason() string {
+	at := C.gpufl_stacks_reason()
+	if at == nil {
+		return ""
+	}
+	return C.GoString(at)
 }
 
 func coreGoString(at textPointer) string { return C.GoString(at) }
@@ -248,6 +265,10 @@ func (c *Collector) scopeEvent(e *rawScopeEvent) ScopeEvent {
 		}
 	}
 	return event
+}
+
+func (c *Collector) stackEvent(e *rawStackEvent) StackEvent {
+	return StackEvent{Correlation: uint32(e.correlation), Attachment: uint32(e.attachment), Text: c.name(e.text), Samples: int(e.samples)}
 }
 
 // coreDevices returns the driver's devices, or its error.

@@ -56,6 +56,7 @@ type Collector struct {
 	scopes      sync.Mutex
 	scopeNames  map[textPointer]string
 	scopeBuffer []rawScopeEvent
+	stackBuffer []rawStackEvent
 
 	devices struct {
 		sync.Mutex
@@ -151,7 +152,7 @@ func Open(cfg Config) (*Collector, error) {
 	}
 	var begin Stats
 	coreStats(&begin)
-	c.begin = Stats{ScopesLost: begin.ScopesLost, ScopesMisplaced: begin.ScopesMisplaced}
+	c.begin = Stats{ScopesLost: begin.ScopesLost, ScopesMisplaced: begin.ScopesMisplaced, StacksLost: begin.StacksLost}
 	current.c = c
 	return c, nil
 }
@@ -380,6 +381,36 @@ func (c *Collector) ScopeEvents(dst []ScopeEvent) []ScopeEvent {
 	}
 }
 
+// StackEvents appends to dst the stacks of launches since the last call. Take records before: then
+// their stacks are known.
+func (c *Collector) StackEvents(dst []StackEvent) []StackEvent {
+	if !c.cfg.Stacks {
+		return dst
+	}
+	c.scopes.Lock()
+	defer c.scopes.Unlock()
+	if c.stackBuffer == nil {
+		c.stackBuffer = make([]rawStackEvent, 256)
+	}
+	for {
+		n := coreStackEvents(c.stackBuffer)
+		for i := range c.stackBuffer[:n] {
+			dst = append(dst, c.stackEvent(&c.stackBuffer[i]))
+		}
+		if n < len(c.stackBuffer) {
+			return dst
+		}
+	}
+}
+
+// NoStacks returns why stacks are not sampled, "" if they are or were not requested.
+func (c *Collector) NoStacks() string {
+	if !c.cfg.Stacks {
+		return ""
+	}
+	return coreStacksReason()
+}
+
 // name returns the text at an address that the core promises to keep. Applications may name things
 // in any encoding, telemetry is UTF-8.
 func (c *Collector) name(at textPointer) string {
@@ -411,6 +442,7 @@ func (c *Collector) Stats() Stats {
 	coreStats(&s)
 	s.ScopesLost -= c.begin.ScopesLost
 	s.ScopesMisplaced -= c.begin.ScopesMisplaced
+	s.StacksLost -= c.begin.StacksLost
 	c.decoder.addTo(&s)
 	return s
 }

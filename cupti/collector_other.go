@@ -71,6 +71,12 @@ func (*Collector) NextScopeID() uint64 { return 0 }
 // ScopeEvents returns dst as it is.
 func (*Collector) ScopeEvents(dst []ScopeEvent) []ScopeEvent { return dst }
 
+// StackEvents returns dst as it is.
+func (*Collector) StackEvents(dst []StackEvent) []StackEvent { return dst }
+
+// NoStacks is "".
+func (*Collector) NoStacks() string { return "" }
+
 // Devices is empty.
 func (*Collector) Devices() []gpuevent.Device { return nil }
 

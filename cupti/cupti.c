@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "gpufl_deep_internal.h"
+#include "gpufl_stacks.h"
 
 gpufl_cupti_calls gpufl_cupti;
 
@@ -539,6 +540,7 @@ void gpufl_get_stats(gpufl_stats *out) {
   out->lent = core.pool.lent;
   pthread_mutex_unlock(&core.pool.lock);
   gpufl_scope_counts(&out->scopes_lost, &out->scopes_misplaced);
+  out->stacks_lost = gpufl_stacks_lost();
 }
 
 // ---- calls of application threads into CUPTI ----
@@ -769,6 +771,7 @@ static void on_api(void *user, uint32_t domain, uint32_t cbid, const void *data)
     if (atomic_load_explicit(&core.launches, memory_order_relaxed) == 1 &&
         (sets & (SET_SCOPE | SET_SCOPE_MEMORY | SET_SCOPE_SYNC)) != 0) {
       gpufl_scope_launch(call->correlationId);
+      if ((sets & SET_SCOPE) != 0) gpufl_stacks_launch(call->correlationId, call->symbolName);
     }
     return;
   }
@@ -1025,7 +1028,8 @@ int gpufl_start(uint32_t *enabled, int *refusal) {
   if (!resumes) core.scopes_work = learn_callbacks();
   if (core.settings.detach && core.callbacks.known) want_scopes(false); // and captures
   // Before the first record, so that every recorded launch has its scope.
-  if (resumes && gpufl_scope_any()) gpufl_watch_launches();
+  if (resumes) gpufl_stacks_suspend(false);
+  if (resumes && (gpufl_scope_any() || gpufl_stacks_on())) gpufl_watch_launches();
   bool blocked = resumes && block_launches();
   result = enable_kinds(enabled, refusal);
   if (blocked) gpufl_barrier_open();
@@ -1037,8 +1041,9 @@ int gpufl_start(uint32_t *enabled, int *refusal) {
   gpufl_scope_start();
   atomic_fetch_add(&gpufl_state.session, 1);
   atomic_store(&gpufl_state.running, true);
+  if (core.settings.stacks && core.scopes_work) gpufl_stacks_start();
   // Scopes that were opened earlier apply from now on.
-  if (gpufl_scope_any()) gpufl_watch_launches();
+  if (gpufl_scope_any() || gpufl_stacks_on()) gpufl_watch_launches();
   return GPUFL_OK;
 
 failed:
@@ -1169,6 +1174,7 @@ int gpufl_suspend(int64_t limit_ns) {
   }
   if (gpufl_captures() > 0) return GPUFL_CAPTURE;
   core.suspended = true;
+  gpufl_stacks_suspend(true);
   bool blocked = block_launches();
   disable_all(false); // a copy may be in flight on the device
   if (blocked) gpufl_barrier_open();
@@ -1181,6 +1187,7 @@ int gpufl_stop(void) {
   if (gpufl_is_child()) return GPUFL_FORKED;
   if (!core.pool.opened) return GPUFL_CLOSED;
   if (!atomic_exchange(&gpufl_state.running, false)) return GPUFL_STOPPED;
+  gpufl_stacks_stop();
   nobody_inside();
   int result = GPUFL_OK;
   if (!core.suspended) {

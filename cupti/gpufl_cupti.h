@@ -120,6 +120,7 @@ typedef struct {
   uint32_t detach;      /* gpufl_suspend may be called */
   uint32_t deep;        /* windows may be requested: see gpufl_deep.h */
   uint64_t cubin_bytes; /* the most that images of modules may take, with deep */
+  uint32_t stacks;      /* sample the stacks of Python code: see gpufl_stack_events */
 } gpufl_config;
 
 #define GPUFL_MAX_BUFFERS 1024
@@ -223,11 +224,12 @@ typedef struct {
   uint64_t foreign;          /* Returned buffers that are not ours. */
   uint64_t scopes_lost;      /* NVTX events and names beyond the capacity. */
   uint64_t scopes_misplaced; /* Scopes ended elsewhere than on top of their thread's stack. */
+  uint64_t stacks_lost;      /* Stacks and their events beyond the capacity. */
   uint32_t allocated;        /* Buffers that exist now. */
   uint32_t lent;             /* Of these, held by CUPTI. */
 } gpufl_stats;
 
-/* gpufl_get_stats copies the counts. gpufl_open resets them, except those of scopes. */
+/* gpufl_get_stats copies the counts. gpufl_open resets them, except those of scopes and stacks. */
 void gpufl_get_stats(gpufl_stats *out);
 
 /* ---- scopes ---- */
@@ -282,5 +284,25 @@ typedef struct {
 /* gpufl_scope_events removes up to n of the oldest events from the queue and returns their
  * number. */
 int gpufl_scope_events(gpufl_scope_event *out, int n);
+
+/* ---- stacks ---- */
+
+/* The stack of one launch. text has one frame in each line, innermost first, as "function
+ * (file:line)" in UTF-8. It is never freed, and equal stacks have equal pointers. */
+typedef struct {
+  const char *text;
+  uint32_t correlation, attachment;
+  /* 0: the stack of the launch itself. Otherwise no thread had launched anything since so many
+   * samples, and most of them found the launching thread at text. */
+  uint32_t samples;
+} gpufl_stack_event;
+
+/* gpufl_stack_events removes up to n of the oldest events from the queue and returns their number.
+ * If a sample is in progress it waits for its end, for at most 2 ms. */
+int gpufl_stack_events(gpufl_stack_event *out, int n);
+
+/* gpufl_stacks_reason returns why stacks are not sampled although the configuration has them; NULL
+ * if they are. */
+const char *gpufl_stacks_reason(void);
 
 #endif

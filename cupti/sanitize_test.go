@@ -124,6 +124,7 @@ func TestSanitizers(t *testing.T) {
 		program string
 		args    []string // after the folder with the fakes
 		env     []string
+		flags   []string // of the compiler
 		soak    bool
 		alone   bool // no folder
 		single  bool // it has one thread
@@ -139,6 +140,7 @@ func TestSanitizers(t *testing.T) {
 	add(test{program: "window_capacity", single: true})
 	add(test{program: "concurrent", env: []string{"FAKE_CUDA_DEVICES=2"}})
 	add(test{program: "barrier", alone: true})
+	add(test{program: "stacks", alone: true, flags: []string{"-rdynamic"}})
 	for _, what := range []string{"cancel", "keys", "given_up", "released", "loading", "reading", "flushing", "capture", "unresponsive", "unresponsive_early"} {
 		add(test{program: "edge_cases", args: []string{what}, env: []string{"FAKE_CUDA_DEVICES=2"}, abandons: true, soak: what == "reading"})
 	}
@@ -174,7 +176,7 @@ func TestSanitizers(t *testing.T) {
 			}
 			for _, tt := range tests {
 				if !tt.soak || full {
-					s.program(t, tt.program)
+					s.program(t, tt.program, tt.flags...)
 				}
 			}
 			for _, tt := range tests {
@@ -195,7 +197,7 @@ func TestSanitizers(t *testing.T) {
 						env = append([]string{s.options[0] + ":detect_leaks=0"}, env...)
 					}
 					began := time.Now()
-					if code, out := s.run(t, env, s.program(t, tt.program), args...); code != 0 {
+					if code, out := s.run(t, env, s.program(t, tt.program, tt.flags...), args...); code != 0 {
 						t.Errorf("exit code %d\n%s", code, out)
 					} else {
 						t.Logf("%.1f s %s", time.Since(began).Seconds(), out)

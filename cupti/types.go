@@ -65,6 +65,8 @@ type Config struct {
 	// until a window opens.
 	Deep       bool
 	CubinBytes int64
+	// Stacks samples the stacks of Python code that launches work (docs/stacks.md).
+	Stacks bool
 }
 
 // Reason says why nothing can be recorded, or not all. Values are stable and end up in telemetry.
@@ -127,6 +129,8 @@ type Stats struct {
 	// ScopesLost counts NVTX events that did not fit, ScopesMisplaced scopes that another thread
 	// ended than began them.
 	ScopesLost, ScopesMisplaced uint64
+	// StacksLost counts stacks that did not fit.
+	StacksLost uint64
 }
 
 // Reject says why a record was not taken.
@@ -203,4 +207,15 @@ type ScopeEvent struct {
 	// Span (Trace and Span) is the application's span of a ScopeSpan, and Sampled is its flag.
 	Span    gpuevent.Ref
 	Sampled bool
+}
+
+// StackEvent is the host stack of one launch.
+type StackEvent struct {
+	// Correlation identifies the launch among those with the same Attachment ([Batch.Attachment]).
+	Correlation, Attachment uint32
+	// Text has one frame in each line, innermost first, as "function (file:line)".
+	Text string
+	// Samples is 0 for the stack of the launch itself. Otherwise nothing had been launched since so
+	// many samples before the launch, and most of them found its thread at Text.
+	Samples int
 }

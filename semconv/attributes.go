@@ -169,6 +169,9 @@ const (
 	CUDALaunchStartTimeUnixNano = "cuda.launch.start_time_unix_nano"
 	// CUDALaunchEndTimeUnixNano (int in ns; extension ✚): When the host left that call.
 	CUDALaunchEndTimeUnixNano = "cuda.launch.end_time_unix_nano"
+	// CUDALaunchDelayStacktrace (string; extension ✚): Host call stack of the launching thread
+	// before a launch that came after a pause, as most samples found it.
+	CUDALaunchDelayStacktrace = "cuda.launch.delay.stacktrace"
 	// CUDAQueueDuration (double in s; extension ✚): From the end of the host call to the start on
 	// the device; absent where the device began first.
 	CUDAQueueDuration = "cuda.queue.duration"

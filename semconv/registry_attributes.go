@@ -80,6 +80,7 @@ var Attributes = []Attribute{
 	{"cuda.external.id", Int, "", Extension, []string{"device"}, "Id of CUPTI's external correlation.", nil},
 	{"cuda.launch.start_time_unix_nano", Int, "ns", Extension, []string{"device"}, "When the host entered the call that asked for the work.", nil},
 	{"cuda.launch.end_time_unix_nano", Int, "ns", Extension, []string{"device"}, "When the host left that call.", nil},
+	{"cuda.launch.delay.stacktrace", String, "", Extension, []string{"device"}, "Host call stack of the launching thread before a launch that came after a pause, as most samples found it.", nil},
 	{"cuda.queue.duration", Double, "s", Extension, []string{"device"}, "From the end of the host call to the start on the device; absent where the device began first.", nil},
 	{"cuda.timing", String, "", Extension, []string{"device", "scope"}, "Present where the source says that the times are not measured, or a deep window was open.", []string{"estimated"}},
 	{"code.stacktrace", String, "", OpenTelemetry, []string{"device"}, "Host call stack of the launch, one frame a line, outermost last.", nil},

@@ -82,5 +82,5 @@ func TestFlags_InvalidValues(t *testing.T) {
 			}
 		})
 	}
-	assert.Equal(t, 19, checked)
+	assert.Equal(t, 20, checked)
 }

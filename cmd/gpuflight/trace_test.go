@@ -75,11 +75,11 @@ func TestPrepare_Environment(t *testing.T) {
 	output := filepath.Join(t.TempDir(), "x.jsonl")
 	require.NoError(t, os.WriteFile(output, []byte(earlierRun), 0o600))
 	tr, changes := prepared(t, []string{"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=http://a:1", "OTEL_SERVICE_NAME=old"},
-		"--endpoint", "http://b:4317", "--protocol", "grpc", "--output", output, "--service", "new", "--kinds", "+sync", "--graph-nodes",
+		"--endpoint", "http://b:4317", "--protocol", "grpc", "--output", output, "--service", "new", "--kinds", "+sync", "--graph-nodes", "--stacks",
 		"--force", "--max-spans", "7", "--include", "gemm*,conv*", "--exclude", "*tiny*", "--min-duration", "5us", "--nvtx=false")
 	assert.Equal(t, map[string]string{
 		"-OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://b:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
-		"GPUFLIGHT_OUTPUT": output, "OTEL_SERVICE_NAME": "new", "GPUFLIGHT_KINDS": "+sync", "GPUFLIGHT_GRAPH_NODES": "true",
+		"GPUFLIGHT_OUTPUT": output, "OTEL_SERVICE_NAME": "new", "GPUFLIGHT_KINDS": "+sync", "GPUFLIGHT_GRAPH_NODES": "true", "GPUFLIGHT_STACKS": "true",
 		"GPUFLIGHT_MAX_SPANS_PER_SECOND": "7", "GPUFLIGHT_INCLUDE": "gemm*,conv*", "GPUFLIGHT_EXCLUDE": "*tiny*", "GPUFLIGHT_MIN_DURATION": "5us",
 		"GPUFLIGHT_LOG_LEVEL": "off", "GPUFLIGHT_SHUTDOWN_TIMEOUT": childTimeout, "GPUFLIGHT_DRAIN_TIMEOUT": drainTimeout,
 	}, changes)

@@ -5,6 +5,7 @@ package gpustorageextension
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/internal/analysis"
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/semconv"
 )
 
 // scanning is a backend whose store scans rows and keeps analyses.
@@ -22,9 +24,9 @@ type scanning struct {
 }
 
 const (
-	// maxServices bounds the values of service.name on metrics. Further ones are otherService.
-	maxServices  = 200
-	otherService = "_other"
+	// maxJobs bounds the jobs on metrics. The service of further ones is otherJob.
+	maxJobs  = 200
+	otherJob = "_other"
 	// updateShare is the share of new operations of a session from which its analysis is continued.
 	updateShare = 64
 )
@@ -66,12 +68,13 @@ func (b *backend) keepParts(ctx context.Context, s session, ops int64, last bool
 	if err != nil {
 		return
 	}
-	service := attribute.String("service", b.service(info.Service))
+	of := b.jobOf(&info)
+	job := []attribute.KeyValue{attribute.String(semconv.ServiceNamespace, of.namespace), attribute.String(semconv.ServiceName, of.service)}
 	for i := range u.Devices {
 		d := &u.Devices[i]
 		state := func(name string, ns int64) {
 			if ns > 0 {
-				b.telemetry.ExtensionGpuStorageDeviceTime.Add(ctx, float64(ns)/1e9, b.attributes(service, attribute.String("state", name)))
+				b.telemetry.ExtensionGpuStorageDeviceTime.Add(ctx, float64(ns)/1e9, b.attributes(append(slices.Clone(job), attribute.String("state", name))...))
 			}
 		}
 		state("compute", d.ComputeNs)
@@ -81,21 +84,30 @@ func (b *backend) keepParts(ctx context.Context, s session, ops int64, last bool
 			state(analysis.Cause(c).String(), ns)
 		}
 		if d.Steps > 0 {
-			b.telemetry.ExtensionGpuStorageSteps.Add(ctx, d.Steps, b.attributes(service))
-			b.telemetry.ExtensionGpuStorageStepTime.Add(ctx, float64(d.StepNs)/1e9, b.attributes(service))
+			b.telemetry.ExtensionGpuStorageSteps.Add(ctx, d.Steps, b.attributes(slices.Clone(job)...))
+			b.telemetry.ExtensionGpuStorageStepTime.Add(ctx, float64(d.StepNs)/1e9, b.attributes(slices.Clone(job)...))
 		}
 	}
 }
 
-// service returns the name of a service on metrics.
-func (b *backend) service(name string) string {
-	name = strings.ToValidUTF8(name, "\uFFFD")
-	if _, ok := b.services[name]; ok {
-		return name
+// job is what metrics name of a session.
+type job struct{ namespace, service string }
+
+// jobOf returns the job of a session. Its namespace is the team: service.namespace, or the namespace of the
+// Kubernetes pod.
+func (b *backend) jobOf(info *store.SessionInfo) job {
+	of := job{service: strings.ToValidUTF8(info.Service, "\uFFFD")}
+	for _, key := range []string{semconv.ServiceNamespace, semconv.K8sNamespaceName} {
+		if v, ok := info.Resource.Get(key); ok && v.Kind == store.KindString && of.namespace == "" {
+			of.namespace = strings.ToValidUTF8(v.Str, "\uFFFD")
+		}
 	}
-	if len(b.services) >= maxServices {
-		return otherService
+	if _, ok := b.jobs[of]; ok {
+		return of
 	}
-	b.services[name] = struct{}{}
-	return name
+	if len(b.jobs) >= maxJobs {
+		return job{service: otherJob}
+	}
+	b.jobs[of] = struct{}{}
+	return of
 }

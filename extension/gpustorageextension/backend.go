@@ -26,17 +26,17 @@ type backend struct {
 	telemetry *metadata.TelemetryBuilder
 	active    *activity
 	// api is the backend with what its store can do.
-	api      store.Backend
-	ended    chan ended // to analyse
-	services map[string]struct{}
-	stop     context.CancelFunc
-	done     sync.WaitGroup
+	api   store.Backend
+	ended chan ended       // to analyse
+	jobs  map[job]struct{} // on metrics, for analyse only
+	stop  context.CancelFunc
+	done  sync.WaitGroup
 }
 
 func openBackend(ctx context.Context, name string, cfg *BackendConfig, logger *zap.Logger, telemetry *metadata.TelemetryBuilder) (*backend, error) {
 	b := &backend{
 		name: name, limits: cfg.Retention.limits(), logger: logger.With(zap.String("backend", name)),
-		telemetry: telemetry, active: newActivity(), ended: make(chan ended, 1024), services: map[string]struct{}{},
+		telemetry: telemetry, active: newActivity(), ended: make(chan ended, 1024), jobs: map[job]struct{}{},
 	}
 	var err error
 	if b.opened, err = cfg.open(ctx, b); err != nil {

@@ -167,7 +167,10 @@ func TestBackend_Analyses(t *testing.T) {
 	batch := &store.Batch{
 		Session: "s", Lanes: []store.Lane{{}, {Key: 1, Device: "GPU-1"}}, Shapes: []store.Shape{{}, {Key: 1, Operation: store.OpKernel, Name: "k"}},
 		Places: []store.Place{{}}, Stacks: []store.Stack{{}}, Extras: []store.Extra{{}},
-		Origins: []store.Origin{{}, {Key: 1, Resource: store.Attrs{{Key: semconv.ServiceName, Value: store.Value{Kind: store.KindString, Str: "train"}}}}},
+		Origins: []store.Origin{{}, {Key: 1, Resource: store.Attrs{
+			{Key: semconv.K8sNamespaceName, Value: store.Value{Kind: store.KindString, Str: "ml"}},
+			{Key: semconv.ServiceName, Value: store.Value{Kind: store.KindString, Str: "train"}},
+		}}},
 	}
 	for i := range int64(40) {
 		at := 1e18 + i*1e6
@@ -194,9 +197,9 @@ func TestBackend_Analyses(t *testing.T) {
 		return err == nil
 	}
 	require.Eventually(t, steps, 10*time.Second, 10*time.Millisecond)
-	service := attribute.String("service", "train")
+	service, namespace := attribute.String(semconv.ServiceName, "train"), attribute.String(semconv.ServiceNamespace, "ml")
 	set := func(more ...attribute.KeyValue) attribute.Set {
-		return attribute.NewSet(append(more, attribute.String("backend", "a"), service)...)
+		return attribute.NewSet(append(more, attribute.String("backend", "a"), namespace, service)...)
 	}
 	metadatatest.AssertEqualExtensionGpuStorageSteps(t, tel, []metricdata.DataPoint[int64]{{Attributes: set(), Value: 10}}, metricdatatest.IgnoreTimestamp())
 	got, err := tel.GetMetric("otelcol_extension_gpu_storage_device_time")

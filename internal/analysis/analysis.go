@@ -47,14 +47,14 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 	if a.to <= a.from {
 		return &Result{FromNs: a.from, ToNs: a.from, Complete: true, Devices: []Device{}, Steps: (&stepList{}).result("none", "", ""), Findings: []Finding{}}, nil
 	}
-	if a.scopes, a.more, err = src.Scopes(ctx, a.from, a.to, maxScopes); err != nil {
+	if a.scopes, a.more, err = src.Scopes(ctx, a.from, a.to, ruleScopes); err != nil {
 		return nil, err
 	}
 	rule := "scopes"
 	a.steps, a.rule = stepScopes(a.scopes)
 	name, _, _ := strings.Cut(a.rule, pathSeparator)
-	if named, ok := src.(namedScopes); ok && a.more && len(a.steps) > 0 {
-		if a.steps, err = allSteps(ctx, named, a.from, a.to, a.rule); err != nil {
+	if a.more && len(a.steps) > 0 {
+		if a.steps, err = allSteps(ctx, src, a.from, a.to, a.rule); err != nil {
 			return nil, err
 		}
 	}
@@ -111,7 +111,7 @@ func (a *analysis) sweep(ctx context.Context, src Source, from, to int64, deadli
 
 // nameScopes gives the devices the scopes of a sweep, if there are too many for all of the interval.
 func (a *analysis) nameScopes(ctx context.Context, src Source, from, to int64) (err error) {
-	if !a.more || from == a.from && to == a.to {
+	if !a.more {
 		return nil
 	}
 	for _, d := range a.order {
@@ -247,6 +247,7 @@ func (a *analysis) visit(row *store.OpRow) {
 	w := work{
 		start: start, end: max(start, end), class: info.class, fromHost: info.fromHost, toHost: info.toHost, pageable: info.pageable,
 		ref: Ref{row.Span, row.StartNs, info.name}, stack: row.StackText, queueNs: row.QueueNs,
+		delayStack: text(row.Attrs, semconv.CUDALaunchDelayStacktrace),
 	}
 	if launchKnown(row) {
 		w.launched = true

@@ -54,6 +54,7 @@ type AnswerGap struct {
 	Call       string     `json:"call"`
 	Scope      string     `json:"scope"`
 	Stack      string     `json:"stack"`
+	DelayStack string     `json:"delay_stack"`
 }
 
 // AnswerDevice is a [Device]. Index and QueueP50Ns are nil if unknown.
@@ -71,6 +72,7 @@ type AnswerDevice struct {
 	KernelNs   int64       `json:"kernel_ns"`
 	PageableNs int64       `json:"pageable_copy_ns"`
 	HostScopes []NameSum   `json:"host_by_scope"`
+	HostLines  []NameSum   `json:"host_by_line"`
 	SyncCalls  []NameSum   `json:"sync_by_call"`
 	Gaps       []AnswerGap `json:"gaps"`
 }
@@ -187,7 +189,7 @@ func (b answerBase) step(x *Step) AnswerStep {
 func (b answerBase) device(d *Device) AnswerDevice {
 	a := AnswerDevice{
 		ID: d.ID, Model: d.Model, Whole: d.Parts, Start: d.ActiveFromNs - int64(b), Active: d.Active, Bound: d.Bound, Kernels: d.Kernels, KernelNs: d.KernelNs,
-		PageableNs: d.PageableCopyNs, HostScopes: d.HostScopes, SyncCalls: d.SyncCalls, Gaps: []AnswerGap{},
+		PageableNs: d.PageableCopyNs, HostScopes: d.HostScopes, HostLines: d.HostLines, SyncCalls: d.SyncCalls, Gaps: []AnswerGap{},
 	}
 	if d.Kernels == 0 {
 		a.Start = 0
@@ -201,7 +203,7 @@ func (b answerBase) device(d *Device) AnswerDevice {
 	for i := range d.Gaps {
 		g := &d.Gaps[i]
 		a.Gaps = append(a.Gaps, AnswerGap{
-			g.StartNs - int64(b), g.EndNs - g.StartNs, g.Cause, g.Idle, b.optionalRef(g.Before), b.optionalRef(g.After), g.Call, g.Scope, g.Stack,
+			g.StartNs - int64(b), g.EndNs - g.StartNs, g.Cause, g.Idle, b.optionalRef(g.Before), b.optionalRef(g.After), g.Call, g.Scope, g.Stack, g.DelayStack,
 		})
 	}
 	return a

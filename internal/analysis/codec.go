@@ -188,6 +188,7 @@ func (c *codec) gap(g *Gap) {
 	c.text(&g.Call)
 	c.text(&g.Scope)
 	c.text(&g.Stack)
+	c.text(&g.DelayStack)
 }
 
 // carry writes or reads a carry whose marks are relative. The configuration of its steps stays.
@@ -284,6 +285,7 @@ func (c *codec) tally(t *tally) {
 		c.ints(&t.queue.counts[i])
 	}
 	c.names(&t.hostNames)
+	c.names(&t.hostLines)
 	c.names(&t.syncNames)
 	if !c.reads() {
 		t.small = maps.Clone(t.small)

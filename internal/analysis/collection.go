@@ -26,6 +26,7 @@ type Collection struct {
 	places  dictionary[store.Place]
 	stacks  dictionary[store.Stack]
 	origins dictionary[store.Origin]
+	extras  dictionary[store.Extra] // with a host stack; the first is empty
 }
 
 // dictionary merges the entries of batches by key.
@@ -67,9 +68,10 @@ func (c *Collection) Add(b *store.Batch) {
 	places := c.places.ids(b.Places, func(p *store.Place) uint64 { return p.Key })
 	stacks := c.stacks.ids(b.Stacks, func(s *store.Stack) uint64 { return s.Key })
 	origins := c.origins.ids(b.Origins, func(o *store.Origin) uint64 { return o.Key })
+	extras := c.extras.ids(c.withStack(b.Extras), func(x *store.Extra) uint64 { return x.Key })
 	for i := range b.Ops {
 		o := b.Ops[i]
-		o.Lane, o.Shape, o.Place, o.Stack, o.Origin, o.Extra = lanes[o.Lane], shapes[o.Shape], places[o.Place], stacks[o.Stack], origins[o.Origin], 0
+		o.Lane, o.Shape, o.Place, o.Stack, o.Origin, o.Extra = lanes[o.Lane], shapes[o.Shape], places[o.Place], stacks[o.Stack], origins[o.Origin], extras[o.Extra]
 		c.ops = append(c.ops, o)
 		c.extend(o.StartNs, o.EndNs)
 	}
@@ -89,6 +91,18 @@ func (c *Collection) Add(b *store.Batch) {
 	for i := range b.Points {
 		c.extend(b.Points[i].TimeNs, b.Points[i].TimeNs)
 	}
+}
+
+// withStack returns the entries with a host stack before the launch, which are few. The others are
+// empty: the analysis needs none of their attributes.
+func (c *Collection) withStack(all []store.Extra) []store.Extra {
+	few := make([]store.Extra, len(all))
+	for i := range all {
+		if text(all[i].Attrs, semconv.CUDALaunchDelayStacktrace) != "" {
+			few[i] = all[i]
+		}
+	}
+	return few
 }
 
 // Operations returns the number of operations.
@@ -141,7 +155,7 @@ func (c *Collection) Ops(ctx context.Context, from, to int64, visit func(*store.
 		}
 		row = store.OpRow{
 			Op: *o, LaneRef: c.lanes.at(o.Lane), ShapeRef: c.shapes.at(o.Shape), OriginRef: c.origins.at(o.Origin),
-			PlaceRef: *c.places.at(o.Place), StackText: c.stacks.at(o.Stack).Text,
+			PlaceRef: *c.places.at(o.Place), StackText: c.stacks.at(o.Stack).Text, Attrs: c.extras.at(o.Extra).Attrs,
 		}
 		if err := visit(&row); err != nil {
 			return err

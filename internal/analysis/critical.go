@@ -77,8 +77,8 @@ type PathPart struct {
 	// Name is the kernel or copy, the call of the host, or the scope or span around the host's code; ""
 	// outside all scopes.
 	Name string
-	// Spans are the operation itself; for a launch, latency or queue the operation that was launched; for
-	// a wait the operation that ended it; for code of the host its scope or span.
+	// Spans are the operation itself. For a launch, latency or queue it is the operation that was launched.
+	// For a wait it is the wait and the operation that ended it, for code of the host its scope or span.
 	Spans []Ref
 	// Session is that of the part, Device and Stream are of operations.
 	Session, Device string
@@ -107,7 +107,7 @@ const AnyDevice = "\x00"
 
 // StepPath returns the critical path of a step of a device: why [from, to) was not shorter. The device
 // is Lane.Device. AnyDevice is the one on which an operation starts at to, or else ended last.
-// docs/causes.md has the rules.
+// docs/internals/critical-path.md has the rules.
 func StepPath(ctx context.Context, src Source, from, to int64, device string) (*CriticalPath, error) {
 	w := &walker{from: from}
 	// The operation that begins the next step starts at to.

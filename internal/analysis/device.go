@@ -43,7 +43,7 @@ type work struct {
 	fromHost, toHost       bool // of copies
 	pageable               bool
 	ref                    Ref
-	stack                  string
+	stack, delayStack      string
 	queueNs                store.Int
 }
 
@@ -112,6 +112,7 @@ type tally struct {
 	queue     queueTimes
 	gaps      [numCauses][]Gap
 	hostNames sums
+	hostLines sums
 	syncNames sums
 	longest   [numClasses]longest
 	small     map[uint32]*smallKernel // by shape, nil for those that are large enough
@@ -276,6 +277,9 @@ func (d *device) gap(a, b int64, w *work) {
 	if idle[Host]+idle[Unknown] > 0 {
 		g.Scope = d.scopes.innermost(hostFrom + (hostTo-hostFrom)/2)
 		d.hostNames.add(stem(g.Scope), idle[Host]+idle[Unknown])
+		if w != nil && w.delayStack != "" {
+			d.hostLines.add(programFrame(w.delayStack), idle[Host]+idle[Unknown])
+		}
 	}
 	if idle[Sync] > 0 {
 		d.syncNames.add(g.Call, idle[Sync])
@@ -392,7 +396,7 @@ func (d *device) keep(g *Gap, w *work) {
 			}
 			if w != nil {
 				after := w.ref
-				g.After, g.Stack = &after, w.stack
+				g.After, g.Stack, g.DelayStack = &after, w.stack, w.delayStack
 			}
 		}
 		i, _ := slices.BinarySearchFunc(list, ns, func(x Gap, ns int64) int {
@@ -433,7 +437,7 @@ func (d *device) firstStep() {
 
 func (t *tally) firstStep() {
 	t.early, t.gaps = t.gaps, [numCauses][]Gap{}
-	t.hostNames, t.syncNames = sums{}, sums{}
+	t.hostNames, t.hostLines, t.syncNames = sums{}, sums{}, sums{}
 	clear(t.longest[:])
 }
 
@@ -452,7 +456,7 @@ func (d *device) finish(to int64) Device {
 		ID: d.id, Model: d.model, Index: -1, Parts: d.sums,
 		CommunicationTotalNs: d.totals[classCommunication], CopyTotalNs: d.totals[classCopy], PageableCopyNs: d.active[1].pageable - d.active[0].pageable,
 		Kernels: d.kernels, KernelNs: d.kernelNs, QueueP50Ns: d.queue.median(),
-		HostScopes: d.hostNames.sorted(), SyncCalls: d.syncNames.sorted(), Gaps: []Gap{},
+		HostScopes: d.hostNames.sorted(), HostLines: d.hostLines.sorted(), SyncCalls: d.syncNames.sorted(), Gaps: []Gap{},
 		copies: d.longest[classCopy].ref, comms: d.longest[classCommunication].ref,
 	}
 	if d.index.OK {
@@ -581,4 +585,16 @@ func infoOf(s *store.Shape) shapeInfo {
 		}
 	}
 	return info
+}
+
+// programFrame returns the innermost frame of the program's own code, or of the stack if all frames are
+// of installed packages and of Python itself.
+func programFrame(stack string) string {
+	first, _, _ := strings.Cut(stack, "\n")
+	for f := range strings.SplitSeq(stack, "\n") {
+		if !strings.Contains(f, "-packages/") && !strings.Contains(f, "/lib/python3.") && !strings.Contains(f, " (<frozen ") {
+			return f
+		}
+	}
+	return first
 }

@@ -67,7 +67,7 @@ func findings(r *Result) []Finding {
 				list = append(list, Finding{
 					Kind: "no_launch_times", Device: d.ID, OfNs: d.Active.WallNs, FloorNs: d.Active.WallNs, Evidence: []Ref{}, Formula: "0",
 					Text: fmt.Sprintf("The causes of %s of idle time%s are unknown, because launch times are not recorded. Record with --kinds causes.",
-						duration(ns), inScope(d, ns)),
+						duration(ns), inScope(d, ns)+atLine(d, ns)),
 				})
 			}
 		}
@@ -95,7 +95,7 @@ func deviceFindings(d *Device) []Finding {
 		found := advice[c].found
 		switch {
 		case c == Host:
-			found += inScope(d, d.Active.Idle[c])
+			found += inScope(d, d.Active.Idle[c]) + atLine(d, d.Active.Idle[c])
 		case c == Sync && len(d.SyncCalls) > 0 && d.SyncCalls[0].Name != "":
 			found += fmt.Sprintf(" (%s of it after %s)", duration(d.SyncCalls[0].Ns), d.SyncCalls[0].Name)
 		}
@@ -133,6 +133,14 @@ func inScope(d *Device, most int64) string {
 		return ""
 	}
 	return fmt.Sprintf(" (%s of it in scope %q)", duration(min(d.HostScopes[0].Ns, most)), d.HostScopes[0].Name)
+}
+
+// atLine says at which line most of the host's code ran.
+func atLine(d *Device, most int64) string {
+	if len(d.HostLines) == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" (%s of it in %s)", duration(min(d.HostLines[0].Ns, most)), d.HostLines[0].Name)
 }
 
 // evidence returns the operations that end the gaps with the largest parts of a cause.

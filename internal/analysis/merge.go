@@ -47,6 +47,7 @@ func (t *tally) merge(o *tally) {
 		t.queue.counts[i] += n
 	}
 	t.hostNames.merge(&o.hostNames)
+	t.hostLines.merge(&o.hostLines)
 	t.syncNames.merge(&o.syncNames)
 	for shape, x := range o.small {
 		if x == nil {

@@ -33,7 +33,7 @@ const (
 	partGrid  = int64(1) << partShift
 	partShift = 28
 	// partVersion changes with the format of parts and with the rules of the analysis.
-	partVersion = 1
+	partVersion = 2
 	// partBins is the most bins of a query for numbers of operations.
 	partBins = 4000
 )

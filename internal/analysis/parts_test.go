@@ -251,6 +251,35 @@ func TestKeepParts(t *testing.T) {
 	assert.Equal(t, want.Steps.Count, sum.Steps)
 }
 
+// TestRun_ManySteps has more scopes than those that decide which ones are steps.
+func TestRun_ManySteps(t *testing.T) {
+	const steps = 20_000
+	b := &store.Batch{
+		Lanes: []store.Lane{{}, {Key: 1, Device: "GPU-1"}}, Shapes: []store.Shape{{}, {Key: 1, Operation: store.OpKernel, Name: "k"}},
+		Places: []store.Place{{}}, Stacks: []store.Stack{{}}, Origins: []store.Origin{{}},
+	}
+	for i := range int64(steps) {
+		at := 1 + i*10*µs
+		b.Ops = append(b.Ops, store.Op{StartNs: at + 5*µs, EndNs: at + 7*µs, Span: store.SpanID(i + 1), Lane: 1, Shape: 1})
+		step := store.SpanID(1_000_000 + 3*i)
+		for j, name := range []string{fmt.Sprintf("train step %d", i), "forward", "backward"} {
+			x := store.Span{StartNs: at + int64(j), EndNs: at + 9*µs - int64(j), Span: step + store.SpanID(j), Name: name, Operation: "scope"}
+			if j > 0 {
+				x.Parent = step
+			}
+			b.Spans = append(b.Spans, x)
+		}
+	}
+	var c Collection
+	c.Add(b)
+	r, err := Run(t.Context(), &c, Options{})
+	require.NoError(t, err)
+	check(t, r)
+	assert.Equal(t, "train step", r.Steps.Name)
+	assert.Equal(t, int64(steps), r.Steps.Count)
+	assert.False(t, r.Steps.More)
+}
+
 func FuzzPart(f *testing.F) {
 	k := random(7).keeping()
 	if _, err := Run(f.Context(), k, Options{}); err != nil {

@@ -101,6 +101,9 @@ type Device struct {
 	// code in the middle of it, the largest first. Its name is "" outside all scopes, and
 	// has no number at its end.
 	HostScopes []NameSum
+	// HostLines is the part of it for which samples of the host found a Python stack, by the innermost
+	// frame of the program's own code, the largest first.
+	HostLines []NameSum
 	// SyncCalls is the idle time by cause sync and the call, the largest first.
 	SyncCalls []NameSum
 	// Bound is what limits the device: see [Bound].
@@ -149,11 +152,12 @@ type Gap struct {
 	// Before is the operation that ended last, After the one that ended the gap; absent if there is none.
 	Before *Ref
 	After  *Ref
-	// Call is the call that made the host late, Scope the innermost scope around the host's code, Stack
-	// the host stack of the launch; "" if unknown.
-	Call  string
-	Scope string
-	Stack string
+	// Call is the call that made the host late, Scope the innermost scope around the host's code. Stack
+	// is the host stack of the launch, DelayStack what most samples found before it. "" is unknown.
+	Call       string
+	Scope      string
+	Stack      string
+	DelayStack string
 }
 
 // Bound says what limits a device or a step.

@@ -12,9 +12,12 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store"
 )
 
-// maxScopes bounds the scopes in which steps are found, the first ones of the interval, and those that
-// name the host's code in one sweep.
-const maxScopes = 200_000
+const (
+	// ruleScopes bounds the scopes that decide which ones are steps, the first ones of the interval.
+	ruleScopes = 50_000
+	// maxScopes bounds the scopes that name the host's code in one sweep.
+	maxScopes = 200_000
+)
 
 // scopeCursor finds the innermost scope at times that do not decrease.
 type scopeCursor struct {
@@ -44,18 +47,20 @@ func (c *scopeCursor) at(t int64) (s Scope, ok bool) {
 	}), true
 }
 
-// counter is a name with a number at its end: "step 12", "ProfilerStep#3".
-var counter = regexp.MustCompile(`^(.*?)[\s#_:.-]*(\d+)$`)
-
 // stepWord is a part of a name that suggests a step.
 var stepWord = regexp.MustCompile(`(?i)step|iter|batch`)
 
-// stem returns a name without a number at its end.
+// stem returns a name without a number at its end: "step" of "step 12", "ProfilerStep" of
+// "ProfilerStep#3".
 func stem(name string) string {
-	if m := counter.FindStringSubmatch(name); m != nil && m[1] != "" {
-		return m[1]
+	short := strings.TrimRight(name, "0123456789")
+	if len(short) == len(name) {
+		return name
 	}
-	return name
+	if short = strings.TrimRight(short, " \t\r\n\f#_:.-"); short == "" {
+		return name
+	}
+	return short
 }
 
 const (
@@ -155,13 +160,17 @@ func stepScopes(scopes []Scope) (steps []Scope, path string) {
 	return best.scopes, best.path
 }
 
-// allSteps returns all scopes of a path in the interval. The source has more scopes than maxScopes.
-func allSteps(ctx context.Context, src namedScopes, from, to int64, path string) ([]Scope, error) {
-	scopes, err := src.namedScopes(ctx, from, to, strings.Split(path, pathSeparator))
+// allSteps returns the scopes of a path in the interval, all of them or those of the first maxScopes.
+func allSteps(ctx context.Context, src Source, from, to int64, path string) (steps []Scope, err error) {
+	var scopes []Scope
+	if named, ok := src.(namedScopes); ok {
+		scopes, err = named.namedScopes(ctx, from, to, strings.Split(path, pathSeparator))
+	} else {
+		scopes, _, err = src.Scopes(ctx, from, to, maxScopes)
+	}
 	if err != nil {
 		return nil, err
 	}
-	var steps []Scope
 	for i, p := range scopePaths(scopes) {
 		if p == path {
 			steps = append(steps, scopes[i])

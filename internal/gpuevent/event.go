@@ -90,6 +90,8 @@ type Span struct {
 	ExternalKind, ExternalID Int
 	// Stack is the host call stack, one frame a line, outermost last. "" if unknown.
 	Stack string
+	// StackBefore is the host call stack that samples found before a launch that came late, as Stack.
+	StackBefore string
 	// ScopeName is the name of the innermost scope around the launch, "" outside every scope. It
 	// repeats what the parent says, for those who see one span at a time.
 	ScopeName string
@@ -208,6 +210,8 @@ type Scope struct {
 	Part Int
 	// Link is the scope's first span on a repetition, and the session's span on the root of a trace.
 	Link Ref
+	// Forward is the scope of the forward operator, on one of a backward operator.
+	Forward Ref
 	// Unfinished says that the end was never recorded; EndNs is then the last moment seen.
 	Unfinished bool
 	// Estimated says that a deep window made it longer than it is.

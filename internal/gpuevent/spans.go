@@ -74,6 +74,7 @@ const (
 	spanHWType
 	spanDevice
 	spanStack
+	spanStackBefore
 	numSpanSlots
 )
 
@@ -139,6 +140,7 @@ var spanKeys = [numSpanSlots]string{
 	spanHWType:             semconv.HWType,
 	spanDevice:             semconv.CUDADeviceIndex,
 	spanStack:              semconv.CodeStacktrace,
+	spanStackBefore:        semconv.CUDALaunchDelayStacktrace,
 }
 
 // Names of spans of device work. Those of waits are the runtime's functions.
@@ -284,6 +286,7 @@ func (b *Batch) Scope(s *Session, c *Scope) {
 	describe(span, &c.Ref, orElse(c.Name, nameScope), c.StartNs, c.EndNs)
 	a.write(span.Attributes())
 	link(span, &c.Link)
+	link(span, &c.Forward)
 }
 
 // SessionSpan adds the span of a session, or of a window of it.
@@ -367,6 +370,7 @@ func (b *Batch) device(o *output, w *Span, name string) {
 	}
 	a.str(spanScopePath, w.ScopePath)
 	a.str(spanStack, w.Stack)
+	a.str(spanStackBefore, w.StackBefore)
 	a.some(spanDevice, w.Device)
 	if i := o.device(w.Device); i >= 0 {
 		d := &o.session.Devices[i]

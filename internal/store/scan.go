@@ -11,8 +11,9 @@ import "context"
 type Scanner interface {
 	// ScanOps calls visit for each operation that the query selects, by start, then by span. Of Op a row
 	// has StartNs, EndNs, Span, Lane, Shape, LaunchStartNs, LaunchEndNs and QueueNs. It has LaneRef,
-	// ShapeRef, OriginRef and StackText too. It is valid until visit returns. An error of visit ends the
-	// call, which returns it. The store sorts the interval as a whole, so callers bound its rows.
+	// ShapeRef, OriginRef and StackText too, and Attrs if the session has at most a few thousand
+	// different ones. It is valid until visit returns. An error of visit ends the call, which returns it.
+	// The store sorts the interval as a whole, so callers bound its rows.
 	ScanOps(ctx context.Context, q ScanQuery, visit func(*OpRow) error) error
 	// ScanScopes calls visit for each scope in the same way. With prefixes, its name begins with one of
 	// them. A row has StartNs, EndNs, Span, Parent and Name.

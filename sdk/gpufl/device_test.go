@@ -326,6 +326,48 @@ func TestAgainAndAgain(t *testing.T) {
 	}
 }
 
+// The first launch of a scope has the stack of its begin.
+func TestScope_Stack(t *testing.T) {
+	gpu, stop := recordOn(t, "GPUFLIGHT_STACKS", "true")
+	var line int
+	for range 2 {
+		_, _, line, _ = runtime.Caller(0)
+		_, scope := Scope(t.Context(), "step") // in the next line
+		gpu.Launch("k", 3)
+		scope.End()
+	}
+	gpu.Launch("outside", 1)
+	_, file, _, _ := runtime.Caller(0)
+	want := fmt.Sprintf("github.com/gpuflight/gpuflight/sdk/gpufl.TestScope_Stack (%s:%d)\ntesting.tRunner (", file, line+1)
+	found := 0
+	for _, s := range stop() {
+		if v, ok := s.Attributes().Get(semconv.CodeStacktrace); ok {
+			found++
+			assert.Equal(t, "k", s.Name())
+			assert.True(t, strings.HasPrefix(v.Str(), want), v.Str())
+		}
+	}
+	assert.Equal(t, 2, found, "one of each scope")
+}
+
+func TestStacks_Bound(t *testing.T) {
+	assert.Empty(t, (*stacks)(nil).of())
+	s := &stacks{texts: map[[maxFrames]uintptr]string{}}
+	for i := range uintptr(maxStacks) {
+		s.texts[[maxFrames]uintptr{i}] = "x"
+	}
+	assert.Empty(t, s.of())
+	assert.Len(t, s.texts, maxStacks)
+}
+
+func BenchmarkStack(b *testing.B) {
+	s := &stacks{}
+	b.ReportAllocs()
+	for b.Loop() {
+		s.of()
+	}
+}
+
 // What a scope costs beside a span, without and with recording.
 func BenchmarkScope(b *testing.B) {
 	provider := sdktrace.NewTracerProvider()

@@ -58,6 +58,8 @@ type session struct {
 	timeout time.Duration
 	logger  *slog.Logger
 
+	stacks *stacks // of scopes; nil unless they are requested
+
 	misplaced atomic.Uint64
 	once      sync.Once
 	outcome   error
@@ -114,6 +116,10 @@ func start(opts []Option) (*session, error) {
 	}
 	sending.Profiles = sending.Profiles || o.profiles
 	identify(&o.settings)
+	var goStacks *stacks
+	if o.settings.Stacks {
+		goStacks, o.settings.Stacks = &stacks{}, false // the recorder's are those of Python
+	}
 	co := capture.Options{
 		Settings: o.settings, Sending: sending, Language: "go", Logger: o.logger,
 		Deep: o.deep, Window: windowSettings, Place: control.PlaceFromEnv(os.Getenv),
@@ -131,7 +137,7 @@ func start(opts []Option) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &session{capture: c, recorder: c.Recorder(), timeout: o.settings.ShutdownTimeout, logger: o.logger}
+	s := &session{stacks: goStacks, capture: c, recorder: c.Recorder(), timeout: o.settings.ShutdownTimeout, logger: o.logger}
 	s.span = spanOf(c)
 	s.link = trace.WithLinks(trace.Link{SpanContext: s.span})
 	provider := o.provider

@@ -71,7 +71,7 @@ func Scope(ctx context.Context, name string, attributes ...attribute.KeyValue) (
 	runtime.LockOSThread()
 	a.id = s.recorder.Begin(recorder.Scope{
 		Ref:     gpuevent.Ref{Trace: gpuevent.TraceID(sc.TraceID()), Span: gpuevent.SpanID(sc.SpanID())},
-		Sampled: sc.IsSampled(), Name: name,
+		Sampled: sc.IsSampled(), Name: name, Stack: s.stacks.of(),
 	})
 	if a.id == 0 {
 		runtime.UnlockOSThread()

@@ -272,6 +272,9 @@ func quickRules(t *testing.T, dir string) string {
 // connector exports costs; TestPrometheus_Usage has them.
 func checkRuleNames(t *testing.T, c *collector) {
 	known := map[string]bool{"gpu_cuda_cost_total": true}
+	for _, name := range []string{"device_time", "step_time", "steps"} { // of the store: TestBackend_Analyses has them
+		known["otelcol_extension_gpu_storage_"+name] = true
+	}
 	for _, m := range regexp.MustCompile(`(?m)^([a-z_]+)[{ ]`).FindAllStringSubmatch(c.exposition(plainText), -1) {
 		known[m[1]] = true
 	}
@@ -282,7 +285,7 @@ func checkRuleNames(t *testing.T, c *collector) {
 			// What remains without labels and texts are names of metrics and functions.
 			bare := regexp.MustCompile(`"[^"]*"`).ReplaceAllString(r.Expr, "")
 			bare = regexp.MustCompile(`\{[^}]*\}|\b(?:by|on|group_left) \([^)]*\)`).ReplaceAllString(bare, "")
-			names := regexp.MustCompile(`\b(?:hw|gpu|process|gpuflight)[_:][a-z_:]+`).FindAllString(bare, -1)
+			names := regexp.MustCompile(`\b(?:hw|gpu|process|gpuflight|otelcol)[_:][a-z_:]+`).FindAllString(bare, -1)
 			assert.True(t, len(names) > 0 || bare == "vector(2)", "%s%s: no metric", r.Alert, r.Record)
 			for _, name := range names {
 				assert.True(t, known[name], "%s in %s%s", name, r.Alert, r.Record)

@@ -39,6 +39,7 @@ type unavailable struct {
 func (u unavailable) Status() cupti.Status       { return u.status }
 func (u unavailable) Stats() cupti.Stats         { return cupti.Stats{} }
 func (u unavailable) Devices() []gpuevent.Device { return nil }
+func (u unavailable) NoStacks() string           { return "" }
 
 // finish sends the last telemetry of the session.
 func (r *Recorder) finish() error {
@@ -104,12 +105,13 @@ func (e *engine) summary(failure string, end int64) Summary {
 			Collected: stats.Records, Dropped: stats.Dropped, Unknown: stats.Unknown,
 			Unread:     e.unread,
 			Unreturned: stats.Unreturned,
-			ScopesLost: stats.ScopesLost + e.scopes.lost, ScopesUnknown: e.unknown,
+			ScopesLost: stats.ScopesLost + e.scopes.lost, ScopesUnknown: e.unknown, StacksLost: stats.StacksLost,
 		},
 		OverheadSeconds: stats.Overhead.Seconds(), OwnSeconds: e.ownTime().Seconds(),
 	}
 	s.Spans.ScopesLeftOut = e.scopes.leftOut
 	s.Windows = e.windows.summary()
+	s.NoStacks = e.src.NoStacks()
 	s.Overhead = e.overhead.summary(e.cfg.OverheadBudget)
 	for i, n := range stats.Rejected {
 		if n > 0 {
@@ -259,7 +261,7 @@ func captureKinds(set cupti.Kinds) []string {
 // include them.
 func (s *Summary) lossy() bool {
 	r := &s.Records
-	return s.Failure != "" || r.Dropped+r.Rejected+r.Unread+r.Unreturned+r.ScopesLost+r.ScopesUnknown > 0
+	return s.Failure != "" || r.Dropped+r.Rejected+r.Unread+r.Unreturned+r.ScopesLost+r.ScopesUnknown+r.StacksLost > 0
 }
 
 // sentence describes the result of the session in one sentence.
@@ -284,6 +286,7 @@ func (s *Summary) sentence() string {
 		{s.Records.Unreturned, "%d buffers kept by CUPTI with unfinished records"},
 		{s.Records.ScopesUnknown, "%d records with an unknown scope"},
 		{s.Records.ScopesLost, "%d scopes lost"},
+		{s.Records.StacksLost, "%d host stacks lost"},
 	} {
 		if part.n > 0 {
 			fmt.Fprintf(&b, ", "+part.text, part.n)
@@ -315,6 +318,9 @@ func (s *Summary) sentence() string {
 		if o.Failure != "" {
 			b.WriteString("; " + o.Failure)
 		}
+	}
+	if s.NoStacks != "" {
+		b.WriteString("; no host stacks: " + s.NoStacks)
 	}
 	if s.Failure != "" {
 		b.WriteString("; recording stopped: " + s.Failure)

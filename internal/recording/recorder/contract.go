@@ -26,6 +26,10 @@ type Source interface {
 	Pending() int
 	// ScopeEvents appends the pending NVTX events to dst, in order for each thread.
 	ScopeEvents(dst []cupti.ScopeEvent) []cupti.ScopeEvent
+	// StackEvents appends the pending stacks of launches to dst.
+	StackEvents(dst []cupti.StackEvent) []cupti.StackEvent
+	// NoStacks is why stacks are not sampled, "" if they are or were not requested.
+	NoStacks() string
 	Devices() []gpuevent.Device
 	Stats() cupti.Stats
 	Status() cupti.Status
@@ -128,6 +132,8 @@ type Scope struct {
 	// Sampled reports whether device work in the scope has spans.
 	Sampled bool
 	Name    string
+	// Stack is the host stack of the begin, "" if unknown. The first span of work in the scope has it.
+	Stack string
 }
 
 // Summary is the result of a session. It is encoded as JSON.
@@ -166,6 +172,8 @@ type Summary struct {
 	Windows *WindowCounts `json:"deep_windows,omitempty"`
 	// Overhead is the result of the overhead budget. It is nil without a budget.
 	Overhead *OverheadSummary `json:"overhead,omitempty"`
+	// NoStacks is why host stacks were requested and not sampled.
+	NoStacks string `json:"no_stacks,omitempty"`
 	// OverheadSeconds is the overhead that CUPTI reports. OwnSeconds is the recorder's processor
 	// time.
 	OverheadSeconds float64 `json:"overhead_seconds"`
@@ -229,6 +237,8 @@ type RecordCounts struct {
 	Unreturned uint64 `json:"unreturned_buffers,omitempty"`
 	// ScopesLost counts NVTX events and scopes that were dropped at a bound or evicted.
 	// ScopesUnknown counts records whose scope is unknown; they belong to the session.
-	ScopesLost    uint64 `json:"scopes_lost,omitempty"`
+	ScopesLost uint64 `json:"scopes_lost,omitempty"`
+	// StacksLost counts host stacks that were dropped at a bound.
+	StacksLost    uint64 `json:"stacks_lost,omitempty"`
 	ScopesUnknown uint64 `json:"scopes_unknown,omitempty"`
 }

@@ -42,6 +42,7 @@ type engine struct {
 	scopes *scopes
 	totals *totals
 	calls  *calls // nil unless host calls are recorded
+	stacks launchStacks
 	// attachment is the attachment of the correlation ids in calls.
 	attachment uint32
 
@@ -368,6 +369,11 @@ func (e *engine) emit(b Records, c *candidate) {
 		if asked, ok := e.calls.get(h.Correlation); ok {
 			span.LaunchStartNs, span.LaunchEndNs = gpuevent.Some(asked.start), gpuevent.Some(asked.end)
 		}
+	}
+	stacks := e.stacks.of(h.Correlation, b.Attachment())
+	span.Stack, span.StackBefore = stacks.launch, stacks.before
+	if span.Stack == "" {
+		span.Stack, c.scope.stack = c.scope.stack, ""
 	}
 	switch c.op {
 	case opKernel:

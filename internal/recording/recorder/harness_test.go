@@ -96,6 +96,7 @@ type source struct {
 	status  cupti.Status
 	nextID  uint64
 	stack   []uint64
+	stacks  []cupti.StackEvent
 	all     []*records
 	flushes int
 }
@@ -140,6 +141,16 @@ func (s *source) Pending() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.queue)
+}
+
+func (s *source) NoStacks() string { return "" }
+
+func (s *source) StackEvents(dst []cupti.StackEvent) []cupti.StackEvent {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	dst = append(dst, s.stacks...)
+	s.stacks = nil
+	return dst
 }
 
 func (s *source) ScopeEvents(dst []cupti.ScopeEvent) []cupti.ScopeEvent {

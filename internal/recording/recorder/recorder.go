@@ -418,6 +418,7 @@ func (r *Recorder) learnScopes() {
 	// Read NVTX first: a range may be inside a scope. The scope of a range read here is already in
 	// pending.
 	e.events = r.src.ScopeEvents(e.events[:0])
+	e.stacks.learn(r.src)
 	r.mu.Lock()
 	ops, events, results, texts := r.pending, r.windowEvents, r.results, r.texts
 	r.pending, r.windowEvents, r.results, r.resultRows, r.texts, r.textBytes = nil, nil, nil, 0, nil, 0

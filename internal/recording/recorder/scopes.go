@@ -4,6 +4,8 @@ package recorder
 
 import (
 	"fmt"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gpuflight/gpuflight/cupti"
@@ -50,6 +52,8 @@ type scope struct {
 	depth                int64
 	domain               string
 	source               gpuevent.ScopeSource
+	forward              gpuevent.Ref // the scope of the forward operator, on one of a backward operator
+	stack                string       // of the begin, until a span of work has it
 }
 
 // trace is a trace that is split into parts.
@@ -108,6 +112,8 @@ type scopes struct {
 	byName map[string]uint32
 	lastID uint64
 	last   *scope
+	// forwards are the last operators of a forward pass by sequence number; see forwardOf.
+	forwards map[uint64]gpuevent.Ref
 	// lost counts scopes that were dropped at the bound or evicted early. leftOut counts ranges and
 	// marks above the limit.
 	lost, leftOut uint64
@@ -221,7 +227,7 @@ func (s *scopes) apply(ops []scopeOp, now int64) {
 func (s *scopes) addSpan(id uint64, start int64, span Scope) {
 	s.add(&scope{
 		id: id, kind: gpuevent.KindScope, name: span.Name, label: s.label(span.Name),
-		sampled: span.Sampled, start: start,
+		sampled: span.Sampled, start: start, stack: span.Stack,
 		first: span.Ref, cur: span.Ref,
 		// Without a span of its own, the work of the scope belongs to the session.
 		thin: span.Ref.Trace == gpuevent.TraceID{} || span.Ref.Span == gpuevent.SpanID{},
@@ -299,7 +305,39 @@ func (s *scopes) beginRange(ev *cupti.ScopeEvent) {
 		if c.trace != nil {
 			c.trace.touch(c.start, c.start)
 		}
+		s.linkForward(c)
 	}
+}
+
+// maxForwards bounds the remembered operators: 4 MiB. A training step of a large model has some 10,000.
+const maxForwards = 1 << 16
+
+// linkForward joins the range of a backward operator to that of its forward operator. Ranges of
+// PyTorch's emit_nvtx have a number: a forward operator has that of the next node of the graph, and the
+// backward operator that of its node. So the last forward operator with the number created the node.
+// https://docs.pytorch.org/docs/stable/autograd.html#torch.autograd.profiler.emit_nvtx
+func (s *scopes) linkForward(c *scope) {
+	_, rest, ok := strings.Cut(c.name, ", seq = ")
+	if !ok {
+		return
+	}
+	digits, _, _ := strings.Cut(rest, ",")
+	n, err := strconv.ParseUint(digits, 10, 64)
+	if err != nil {
+		return
+	}
+	operator, _, _ := strings.Cut(c.name, ",")
+	if strings.Contains(operator, "Backward") {
+		c.forward = s.forwards[n]
+		return
+	}
+	if c.parent != nil && strings.Contains(c.parent.name, "Backward") {
+		return // the number is one of the thread of the backward pass
+	}
+	if s.forwards == nil || len(s.forwards) >= maxForwards {
+		s.forwards = map[uint64]gpuevent.Ref{}
+	}
+	s.forwards[n] = c.first
 }
 
 // finish sends the spans of a range that has ended, or of an unfinished one.
@@ -336,7 +374,7 @@ func (s *scopes) span(c *scope, ref gpuevent.Ref, part gpuevent.Int, unfinished 
 	s.e.batch.Scope(s.e.session, &gpuevent.Scope{
 		Ref: ref, StartNs: c.start, EndNs: end, Name: c.name, Source: c.source,
 		Instance: gpuevent.Some(int64(c.id)), Depth: gpuevent.Some(c.depth), Domain: c.domain,
-		Part: part, Link: link, Unfinished: unfinished, Estimated: s.e.distorted.distorts(c.start, end),
+		Part: part, Link: link, Forward: c.forward, Unfinished: unfinished, Estimated: s.e.distorted.distorts(c.start, end),
 	})
 	s.e.sendIfFull()
 }

@@ -32,8 +32,10 @@ type Settings struct {
 	// Kinds, GraphNodes, Library and BufferBytes are fields of cupti.Config. Their variables are
 	// GPUFLIGHT_KINDS, GPUFLIGHT_GRAPH_NODES, GPUFLIGHT_CUPTI and GPUFLIGHT_BUFFER_SIZE (0 if
 	// unset).
-	Kinds       cupti.Kinds
-	GraphNodes  bool
+	Kinds      cupti.Kinds
+	GraphNodes bool
+	// Stacks is GPUFLIGHT_STACKS.
+	Stacks      bool
 	Library     string
 	BufferBytes int
 	// ServiceName is OTEL_SERVICE_NAME or service.name of OTEL_RESOURCE_ATTRIBUTES, or "".
@@ -78,6 +80,10 @@ func (s *Settings) Table() []settings.Setting {
 		{
 			Variable: "GPUFLIGHT_GRAPH_NODES", Set: settings.To(&s.GraphNodes, settings.Bool), Flag: "graph-nodes", Switch: true,
 			Help: "record each kernel of a CUDA graph instead of each launch of the graph",
+		},
+		{
+			Variable: "GPUFLIGHT_STACKS", Set: settings.To(&s.Stacks, settings.Bool), Flag: "stacks", Switch: true,
+			Help: "sample the Python lines that launch work and that run while the GPU is idle",
 		},
 		{Variable: "GPUFLIGHT_CUPTI", Set: settings.To(&s.Library, settings.Text)},
 		{Variable: "GPUFLIGHT_BUFFER_SIZE", Set: settings.To(&s.BufferBytes, parseBufferSize)},
@@ -183,7 +189,7 @@ const (
 
 // Collector returns the collector's configuration with the settings.
 func (s *Settings) Collector() cupti.Config {
-	c := cupti.Config{Library: s.Library, Kinds: s.Kinds, GraphNodes: s.GraphNodes, BufferBytes: s.BufferBytes}
+	c := cupti.Config{Library: s.Library, Kinds: s.Kinds, GraphNodes: s.GraphNodes, BufferBytes: s.BufferBytes, Stacks: s.Stacks}
 	c.Detachable = s.OverheadBudget != 0
 	if s.BufferBytes > 0 {
 		c.Buffers = allBuffers / s.BufferBytes

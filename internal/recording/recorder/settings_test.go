@@ -34,7 +34,7 @@ func TestSettings(t *testing.T) {
 	s, err := SettingsFromEnv(env(map[string]string{
 		"GPUFLIGHT_MAX_SPANS_PER_SECOND": "100", "GPUFLIGHT_MAX_SPANS_PER_TRACE": "50", "GPUFLIGHT_KERNELS_ONLY": "true",
 		"GPUFLIGHT_INCLUDE": "gemm*, *attn*,", "GPUFLIGHT_EXCLUDE": "copy?", "GPUFLIGHT_MIN_DURATION": "1500us",
-		"GPUFLIGHT_KINDS": "+runtime,-memset", "GPUFLIGHT_GRAPH_NODES": "1", "GPUFLIGHT_CUPTI": "/x/libcupti.so", "GPUFLIGHT_BUFFER_SIZE": "1MiB",
+		"GPUFLIGHT_KINDS": "+runtime,-memset", "GPUFLIGHT_GRAPH_NODES": "1", "GPUFLIGHT_STACKS": "1", "GPUFLIGHT_CUPTI": "/x/libcupti.so", "GPUFLIGHT_BUFFER_SIZE": "1MiB",
 		"GPUFLIGHT_FLUSH_INTERVAL": "50ms", "GPUFLIGHT_METRIC_INTERVAL": "1s", "GPUFLIGHT_SHUTDOWN_TIMEOUT": "2s",
 		"GPUFLIGHT_DISABLED": "on", "GPUFLIGHT_LOG_LEVEL": "off", "GPUFLIGHT_SUMMARY_DIR": "/tmp/s",
 		"TRACEPARENT":              "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
@@ -44,7 +44,7 @@ func TestSettings(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, Settings{
 		Disabled: true, Kinds: (cupti.DefaultKinds | cupti.KindsOf(cupti.KindRuntimeAPI)) &^ cupti.KindsOf(cupti.KindMemset),
-		GraphNodes: true, Library: "/x/libcupti.so", BufferBytes: 1 << 20, ServiceName: "trainer", InstanceID: testInstance,
+		GraphNodes: true, Stacks: true, Library: "/x/libcupti.so", BufferBytes: 1 << 20, ServiceName: "trainer", InstanceID: testInstance,
 		Resource: []gpuevent.Attr{gpuevent.Str("team", "a,b"), gpuevent.Str("deployment.environment.name", "x=y")},
 		Parent: gpuevent.Ref{
 			Trace: gpuevent.TraceID{0x0a, 0xf7, 0x65, 0x19, 0x16, 0xcd, 0x43, 0xdd, 0x84, 0x48, 0xeb, 0x21, 0x1c, 0x80, 0x31, 0x9c},
@@ -58,7 +58,7 @@ func TestSettings(t *testing.T) {
 	cfg := s.Config()
 	assert.Equal(t, s.Kinds, cfg.Asked)
 	assert.Equal(t, s.Parent, cfg.Parent)
-	assert.Equal(t, cupti.Config{Library: "/x/libcupti.so", Kinds: s.Kinds, GraphNodes: true, BufferBytes: 1 << 20, Buffers: 256}, s.Collector())
+	assert.Equal(t, cupti.Config{Library: "/x/libcupti.so", Kinds: s.Kinds, GraphNodes: true, Stacks: true, BufferBytes: 1 << 20, Buffers: 256}, s.Collector())
 	_, err = New(cfg, &source{}, &sink{})
 	assert.NoError(t, err)
 }

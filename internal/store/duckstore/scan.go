@@ -6,6 +6,7 @@ package duckstore
 
 import (
 	"context"
+	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
@@ -80,7 +81,17 @@ func (s *Store) ScanOps(ctx context.Context, q store.ScanQuery, visit func(*stor
 	}
 	f.interval("start_ns", "start_ns + greatest(dur_ns, 0)", q.From, q.To, q.Overlapping)
 	query := "SELECT start_ns, dur_ns, span, lane::UBIGINT << 32 | shape, stack::UBIGINT << 32 | origin, launch_lead_ns, launch_dur_ns, " +
-		queueSQL + " FROM {ops}" + f.where() + " ORDER BY start_ns, span"
+		queueSQL + ", "
+	few, err := v.fewExtras(ctx)
+	if err != nil {
+		return fmt.Errorf("scan operations: %w", err)
+	}
+	if few {
+		query += "extra"
+	} else {
+		query += "0::UINTEGER"
+	}
+	query += " FROM {ops}" + f.where() + " ORDER BY start_ns, span"
 	err = scan(ctx, v, query, f.args, fillOp, func(rows []store.OpRow) error {
 		if _, err := v.complete(ctx, rows); err != nil {
 			return err
@@ -98,6 +109,15 @@ func (s *Store) ScanOps(ctx context.Context, q store.ScanQuery, visit func(*stor
 	return nil
 }
 
+// maxScanExtras is the largest number of different attributes that a scan reads. More are those of logs
+// whose rows have a number of their own, which an analysis does not need.
+const maxScanExtras = 4096
+
+func (v *view) fewExtras(ctx context.Context) (few bool, err error) {
+	err = v.each(ctx, "SELECT count(*) <= $1 FROM {"+dictTables[extras]+"}", []any{maxScanExtras}, func(r *sql.Rows) error { return r.Scan(&few) })
+	return few, err
+}
+
 // fillOp sets what a scan of operations reads.
 func fillOp(o *store.OpRow, values []driver.Value) error {
 	start, ok1 := values[0].(int64)
@@ -105,9 +125,11 @@ func fillOp(o *store.OpRow, values []driver.Value) error {
 	span, ok3 := values[2].(uint64)
 	laneShape, ok4 := values[3].(uint64)
 	stackOrigin, ok5 := values[4].(uint64)
-	if !ok1 || !ok2 || !ok3 || !ok4 || !ok5 {
-		return fmt.Errorf("got %T, %T, %T, %T and %T", values[0], values[1], values[2], values[3], values[4])
+	extra, ok6 := values[8].(uint32)
+	if !ok1 || !ok2 || !ok3 || !ok4 || !ok5 || !ok6 {
+		return fmt.Errorf("got %T, %T, %T, %T, %T and %T", values[0], values[1], values[2], values[3], values[4], values[8])
 	}
+	o.Extra = extra
 	o.StartNs, o.EndNs, o.Span = start, start+dur, store.SpanID(span)
 	o.Lane, o.Shape = uint32(laneShape>>32), uint32(laneShape)
 	o.Stack, o.Origin = uint32(stackOrigin>>32), uint32(stackOrigin)

@@ -5,6 +5,7 @@
 package duckstore
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -82,6 +83,45 @@ func TestStore_ScanEqualsPages(t *testing.T) {
 	}
 	assert.ErrorIs(t, s.ScanOps(t.Context(), store.ScanQuery{Session: "other"}, nil), store.ErrNotFound)
 	assert.ErrorIs(t, s.ScanScopes(t.Context(), store.ScanQuery{Session: "training", From: -1}, nil, nil), store.ErrInvalid)
+}
+
+// TestStore_ScanHostStacks checks that a scan reads the stacks before launches, unless the session has
+// many different attributes.
+func TestStore_ScanHostStacks(t *testing.T) {
+	for name, c := range map[string]struct{ batches, different, want int }{
+		"few":  {1, 3, 900},
+		"many": {5, 900, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, err := Open(t.Context(), Config{Directory: t.TempDir()})
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, s.Close(t.Context())) })
+			g := storetest.NewTraining(0)
+			for n := range c.batches {
+				b := g.Batch(1)
+				for i := range c.different {
+					text := store.Value{Kind: store.KindString, Str: fmt.Sprintf("load (train.py:%d)", n*c.different+i)}
+					b.Extras = append(b.Extras, store.Extra{
+						Key: uint64(n*c.different + i + 1), Attrs: store.Attrs{{Key: semconv.CUDALaunchDelayStacktrace, Value: text}},
+					})
+				}
+				for i := range 900 {
+					b.Ops[i].Extra = uint32(i%c.different + 1)
+				}
+				_, err := s.Write(t.Context(), []*store.Batch{b})
+				require.NoError(t, err)
+			}
+			got := 0
+			require.NoError(t, s.ScanOps(t.Context(), store.ScanQuery{Session: "training"}, func(o *store.OpRow) error {
+				if len(o.Attrs) > 0 {
+					require.Equal(t, semconv.CUDALaunchDelayStacktrace, o.Attrs[0].Key)
+					got++
+				}
+				return nil
+			}))
+			require.Equal(t, c.want, got)
+		})
+	}
 }
 
 func TestStore_ScopeSums(t *testing.T) {

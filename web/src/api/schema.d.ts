@@ -423,7 +423,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * What determined how long a request, a scope or a step took; docs/causes.md has the rules
+         * What determined how long a request, a scope or a step took; docs/internals/critical-path.md has the rules
          * @description With `span`: of this scope or request, through all sessions with spans of its trace. Without it: of a step of a device, which is [`from`, `to`). Intervals of more than 200,000 operations get 400.
          */
         get: operations["getCriticalPath"];
@@ -1176,6 +1176,8 @@ export interface components {
             scope: string;
             /** @description Host stack of the launch, empty if unknown */
             stack: string;
+            /** @description Host stack that most samples found before the launch, empty if unknown */
+            delay_stack: string;
         };
         AnalysedDevice: {
             id: string;
@@ -1195,6 +1197,8 @@ export interface components {
             kernel_ns: components["schemas"]["Ns"];
             pageable_copy_ns: components["schemas"]["Ns"];
             host_by_scope: components["schemas"]["NameSum"][];
+            /** @description By the innermost frame of the program's own code */
+            host_by_line: components["schemas"]["NameSum"][];
             sync_by_call: components["schemas"]["NameSum"][];
             /** @description Examples of each cause, the longest first */
             gaps: components["schemas"]["AnalysedGap"][];

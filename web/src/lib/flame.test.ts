@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 import { expect, test } from "vitest";
-import { boxes, find, flameTree } from "./flame";
+import { boxes, find, flameTree, sampledStacks } from "./flame";
 
 const stacks = [
   { stack: ["main", "train"], scope: ["step"], path: 3, name: "gemm", count: 2, sum_ns: 60 },
@@ -21,6 +21,28 @@ test("a tree from the host to lines", () => {
   expect(chain.map((f) => f.ns)).toEqual([100, 100, 70, 70, 60, 45]);
   expect(chain[4]?.path).toBe(3);
   expect(find(root, "0.1").map((f) => f.name)).toEqual(["all kernels", "main", "fill"]);
+});
+
+test("launches without a stack are shared among those with one", () => {
+  const list = [
+    { stack: ["main", "a"], scope: ["step"], path: 3, name: "gemm", count: 3, sum_ns: 3 },
+    { stack: ["main", "b"], scope: ["step"], path: 3, name: "gemm", count: 1, sum_ns: 1 },
+    { stack: [], scope: ["step"], path: 3, name: "gemm", count: 96, sum_ns: 196 },
+    { stack: [], scope: [], path: 0, name: "gemm", count: 2, sum_ns: 5 },
+  ];
+  const root = flameTree(list, []);
+  expect([root.ns, root.count]).toEqual([205, 102]);
+  expect(find(root, "0.0").map((f) => [f.name, f.ns, f.count])).toEqual([
+    ["all kernels", 205, 102],
+    ["main", 200, 100],
+    ["a", 150, 75],
+  ]);
+  expect(find(root, "1").map((f) => [f.kind, f.name, f.ns])).toEqual([
+    ["all", "all kernels", 205],
+    ["kernel", "gemm", 5],
+  ]);
+  expect(sampledStacks(list)).toBe(4);
+  expect(sampledStacks(stacks)).toBe(0);
 });
 
 test("boxes below a focus fill the width", () => {

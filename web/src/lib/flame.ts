@@ -22,6 +22,36 @@ interface Stack {
   sum_ns: number;
 }
 
+/**
+ * shared gives the time of launches without a host stack to the stacks of the same kernel in the same
+ * scope, by the launches of each. A recorder samples the stacks of a part of the launches.
+ */
+function shared(stacks: readonly Stack[]): readonly Stack[] {
+  const known = new Map<string, { list: Stack[]; count: number }>();
+  const key = (s: Stack) => `${s.path}|${s.name}`;
+  for (const s of stacks) {
+    if (!s.stack.length) continue;
+    const k = known.get(key(s)) ?? { list: [], count: 0 };
+    k.list.push(s);
+    k.count += s.count;
+    known.set(key(s), k);
+  }
+  return stacks.flatMap((s) => {
+    const k = s.stack.length ? undefined : known.get(key(s));
+    if (!k?.count) return [s];
+    return k.list.map((x) => {
+      const share = x.count / k.count;
+      return { ...x, count: s.count * share, sum_ns: s.sum_ns * share };
+    });
+  });
+}
+
+/** sampledStacks counts launches with a host stack, if others of the same session have none. */
+export function sampledStacks(stacks: readonly Stack[]): number {
+  const known = stacks.reduce((n, s) => n + (s.stack.length ? s.count : 0), 0);
+  return stacks.some((s) => !s.stack.length) ? known : 0;
+}
+
 interface Line {
   path: number;
   name: string;
@@ -56,7 +86,7 @@ export function flameTree(stacks: readonly Stack[], lines: readonly Line[]): Fra
     const key = `${l.path}|${l.name}`;
     linesOf.set(key, [...(linesOf.get(key) ?? []), l]);
   }
-  for (const s of stacks) {
+  for (const s of shared(stacks)) {
     const chain = [root];
     for (const f of s.stack) chain.push(child(chain.at(-1) as Frame, "host", f));
     for (const f of s.scope) chain.push(child(chain.at(-1) as Frame, "scope", f));

@@ -179,7 +179,12 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
                 </td>
                 <td>
                   {longest(c.cause).map((g) => (
-                    <span key={g.start} title={[g.call, g.scope].filter(Boolean).join(", in scope ")}>
+                    <span
+                      key={g.start}
+                      title={[[g.call, g.scope].filter(Boolean).join(", in scope "), g.delay_stack]
+                        .filter(Boolean)
+                        .join("\n")}
+                    >
                       <Show start={g.start} ns={g.duration_ns}>
                         {duration(g.duration_ns)}
                       </Show>{" "}

@@ -3,7 +3,7 @@ import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { useMemo, useState } from "react";
 import { useGet, useSession } from "../api/hooks";
 import { css, scopeColor, sliceColor } from "../lib/color";
-import { boxes, type Frame, find, flameTree } from "../lib/flame";
+import { boxes, type Frame, find, flameTree, sampledStacks } from "../lib/flame";
 import { count, duration, exactDuration, offset, percent } from "../lib/format";
 import { Badge, Failure, Loading, Message, SearchBox, ui } from "../ui/parts";
 import { useDark } from "../ui/theme";
@@ -46,6 +46,7 @@ export function Flame() {
   const part = q.data.part;
   // The interval of the launches behind the numbers.
   const interval = part ?? { from: search.from, to: search.to };
+  const sampled = sampledStacks(q.data.stacks);
   const hasStacks = q.data.stacks.some((s) => s.stack.length > 0);
   const color = (f: Frame) =>
     f.kind === "kernel" || f.kind === "line"
@@ -72,6 +73,11 @@ export function Flame() {
             </Badge>
           </Link>
         )}
+        {sampled > 0 && (
+          <Badge title="Launches without a host stack are shared among the stacks of the same kernel in the same scope.">
+            host stacks of {count(sampled)} launches
+          </Badge>
+        )}
         {q.data.truncated && <Badge tone="warn">only the largest stacks</Badge>}
         <span className={ui.spacer} />
         <SearchBox
@@ -87,7 +93,7 @@ export function Flame() {
             {kinds[shown.kind]}
             {kinds[shown.kind] && " · "}
             <span title={exactDuration(Math.round(shown.ns))}>{duration(shown.ns)}</span> ·{" "}
-            {percent(root.ns ? shown.ns / root.ns : 0)} of all · {count(shown.count)}{" "}
+            {percent(root.ns ? shown.ns / root.ns : 0)} of all · {count(Math.round(shown.count))}{" "}
             {shown.kind === "line" ? "samples" : "launches"}
             {match ? ` · ${percent(focus.ns ? matched / focus.ns : 0)} matches` : ""}
           </span>{" "}

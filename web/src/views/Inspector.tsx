@@ -81,6 +81,7 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
   const { id, base, overview } = useSession();
   const shape = d.shape;
   const kernel = op.operation === "kernel";
+  const delay = d.attributes["cuda.launch.delay.stacktrace"];
   const group = useGet(
     "/sessions/{session}/kernels",
     { session: id },
@@ -232,26 +233,32 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
       {kernel && !d.stack?.length && (
         <section>
           <h3>Host stack of the launch</h3>
-          <p className={ui.muted}>Not recorded.</p>
+          <p className={ui.muted}>Not recorded for this launch.</p>
         </section>
       )}
-      {d.stack && d.stack.length > 0 && (
-        <section>
-          <div className={ui.row}>
-            <h3>Host stack of the launch</h3>
-            <span className={ui.spacer} />
-            <Copy text={d.stack.join("\n")} label="Copy" />
-          </div>
-          <ol className={t.stack}>
-            {d.stack.map((f, i) => (
-              // biome-ignore lint/suspicious/noArrayIndexKey: a recursive function occurs twice
-              <li key={i}>{f}</li>
-            ))}
-          </ol>
-        </section>
-      )}
+      <HostStack title="Host stack of the launch" frames={d.stack ?? []} />
+      <HostStack title="Host stack before the launch" frames={delay ? String(delay).split("\n") : []} />
       <Attributes a={{ ...shape?.attributes, ...d.attributes }} />
     </>
+  );
+}
+
+function HostStack({ title, frames }: { title: string; frames: readonly string[] }) {
+  if (!frames.length) return null;
+  return (
+    <section aria-label={title}>
+      <div className={ui.row}>
+        <h3>{title}</h3>
+        <span className={ui.spacer} />
+        <Copy text={frames.join("\n")} label="Copy" />
+      </div>
+      <ol className={t.stack}>
+        {frames.map((f, i) => (
+          // biome-ignore lint/suspicious/noArrayIndexKey: a recursive function occurs twice
+          <li key={i}>{f}</li>
+        ))}
+      </ol>
+    </section>
   );
 }
 

@@ -84,6 +84,10 @@ func TestTexts(t *testing.T) {
 			assert.Equal(t, c.want, got)
 		})
 	}
+	t.Run("the name of a tokenizer instead of its file", func(t *testing.T) {
+		_, err := New(&config.Config{Path: "gpux.yml", Preprocessing: config.Preprocessing{Tokenizer: "bert-base-uncased"}}, three)
+		require.EqualError(t, err, "gpux.yml: preprocessing.tokenizer: open bert-base-uncased: no such file or directory: name the tokenizer.json of the model")
+	})
 	t.Run("the limit of gpux.yml", func(t *testing.T) {
 		c := textConfig(t, words(""))
 		c.Preprocessing.MaxLength = 2

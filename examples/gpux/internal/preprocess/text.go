@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/config"
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/engine"
@@ -34,6 +35,9 @@ const (
 
 func newText(c *config.Config, m *onnx.Model) (*text, error) {
 	t, err := tokenizer.ReadFile(c.TokenizerPath())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: name the tokenizer.json of the model", err)
+	}
 	if err != nil {
 		return nil, err
 	}

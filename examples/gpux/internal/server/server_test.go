@@ -48,6 +48,7 @@ func served(t *testing.T, dir string) server.Served {
 	orttest.Open(t)
 	c, err := config.Read(dir)
 	require.NoError(t, err)
+	c.Serving.Timeout = config.Duration(time.Minute) // for busy machines
 	m, err := engine.Load(c.ModelPath(), engine.Options{})
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, m.Close()) })

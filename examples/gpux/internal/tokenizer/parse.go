@@ -260,9 +260,13 @@ func (t *Tokenizer) readBPE(data json.RawMessage) (map[string]int64, error) {
 // readMerge reads ["a", "b"], or the older "a b".
 func readMerge(raw json.RawMessage) (pair []string, err error) {
 	text := ""
-	if json.Unmarshal(raw, &text) == nil {
+	if bytes.HasPrefix(raw, []byte(`"`)) {
+		err = json.Unmarshal(raw, &text)
 		pair = strings.Split(text, " ")
-	} else if err := json.Unmarshal(raw, &pair); err != nil {
+	} else {
+		err = json.Unmarshal(raw, &pair)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("it is no pair of tokens")
 	}
 	if len(pair) != 2 {

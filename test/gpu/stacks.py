@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Host stacks of a PyTorch training: are the lines right, and what do they cost?
+
+    python3 test/gpu/stacks.py --bin bin [--pairs 10] [--steps 300]
+
+The training (this file, as a child) opens an NVTX range for each line of its forward pass, named after the line. So:
+
+ 1. each stack of a launch in such a range must have a frame of that line,
+ 2. each such line must have a stack,
+ 3. a launch after the loader, which sleeps, must have the loader's line before it,
+ 4. launches of the backward pass have no stack,
+ 5. with emit_nvtx, ranges of the backward pass have a link to a range of the forward pass.
+
+The cost is that of a training without the sleep, recorded with and without stacks in alternating pairs: the ratio of the
+median steps, and its median over the pairs, which must be at most 1.02.
+"""
+import argparse, collections, json, os, re, statistics, subprocess, sys, tempfile, time
+
+ME = os.path.abspath(__file__)
+
+
+def train(steps, seconds, ranges, emit):
+    import contextlib
+
+    import torch
+
+    def line():
+        name = f"line {sys._getframe(1).f_lineno}"
+        return torch.cuda.nvtx.range(name) if ranges else contextlib.nullcontext()
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(256, 256), torch.nn.Linear(256, 256)
+            self.norm = torch.nn.LayerNorm(256)
+
+        def forward(self, x):
+            with line(): y = self.a(x)
+            with line(): y = torch.relu(y)
+            with line(): y = y @ self.b.weight
+            with line(): y = y + x
+            with line(): y = self.norm(y)
+            with line(): y = y * y[0]
+            return y.sum()
+
+    def load():
+        time.sleep(seconds)  # the loader
+
+    net = Net().cuda()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+    x = torch.randn(64, 256, device="cuda")
+    taken = []
+    with torch.autograd.profiler.emit_nvtx() if emit else contextlib.nullcontext():
+        for step in range(steps + 20):
+            began = time.perf_counter()
+            if seconds:
+                load()
+            optimizer.zero_grad()
+            loss = net(x)
+            loss.backward()
+            optimizer.step()
+            if step % 10 == 9:
+                torch.cuda.synchronize()
+            if step >= 20:
+                taken.append(time.perf_counter() - began)
+    torch.cuda.synchronize()
+    print(json.dumps({"ms": 1e3 * statistics.median(taken), "wall": sum(taken), "loss": loss.item()}))
+
+
+def record(args, stacks, steps, seconds=0.0, ranges=False, emit=False):
+    """Runs the training and returns what it printed and the recorded spans, with attributes as a dictionary."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = os.path.join(folder, "out.otlp.jsonl")
+        command = [os.path.join(args.bin, "gpuflight"), "trace", "--quiet", "--output", out, *(["--stacks"] if stacks else []), "--",
+                   sys.executable, ME, "--child", str(steps), str(seconds), str(int(ranges)), str(int(emit))]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        if run.returncode != 0:
+            sys.exit(f"the training failed: {run.stderr}")
+        spans = []
+        if ranges or emit:
+            with open(out) as f:
+                for text in f:
+                    for resource in json.loads(text).get("resourceSpans", []):
+                        for scope in resource["scopeSpans"]:
+                            for s in scope["spans"]:
+                                s["attributes"] = {a["key"]: next(iter(a["value"].values())) for a in s.get("attributes", [])}
+                                spans.append(s)
+        return json.loads(run.stdout.splitlines()[-1]), spans
+
+
+failures = 0
+
+
+def check(ok, text):
+    global failures
+    failures += not ok
+    print("PASS" if ok else "FAIL", text, flush=True)
+
+
+def lines(args):
+    _, spans = record(args, True, args.steps, seconds=0.03, ranges=True)
+    kernels = [s for s in spans if s["attributes"].get("cuda.operation") == "kernel"]
+    seen, found, wrong = collections.Counter(), collections.Counter(), []
+    elsewhere = after = 0
+    for k in kernels:
+        a = k["attributes"]
+        name, stack = a.get("cuda.scope.name", ""), a.get("code.stacktrace", "")
+        at = re.fullmatch(r"line (\d+)", name)
+        if at and not a.get("cuda.scope.inferred"):
+            seen[name] += 1
+            if stack:
+                found[name] += 1
+                if f"forward ({ME}:{at[1]})" not in stack:
+                    wrong.append(f"{name}: {stack.splitlines()[:3]}")
+        elif stack:
+            elsewhere += 1
+        after += bool(re.match(r"\S*load \(" + re.escape(ME) + r":\d+\)$", a.get("cuda.launch.delay.stacktrace", "").split("\n")[0]))
+    check(len(seen) == 6 and not wrong, f"{sum(found.values())} stacks of {sum(seen.values())} launches in {len(seen)} lines, {len(wrong)} wrong {wrong[:3]}")
+    check(set(found) == set(seen), f"each line has a stack: {dict(found)}")
+    check(after >= args.steps * 0.8, f"{after} of {args.steps} launches after the loader have its line")
+    backward = [k for k in kernels if "Backward" in k["attributes"].get("code.stacktrace", "")]
+    check(not backward, f"{elsewhere} stacks of other launches (optimizer, loss), {len(backward)} of backward threads")
+
+
+def links(args):
+    _, spans = record(args, True, 20, emit=True)
+    names = {s["spanId"]: s["name"] for s in spans}
+    linked = wrong = total = 0
+    for s in spans:
+        if "Backward" not in s["name"].split(",")[0] or ", seq = " not in s["name"]:
+            continue
+        total += 1
+        number = s["name"].split(", seq = ")[1].split(",")[0]
+        targets = [names.get(x["spanId"], "") for x in s.get("links", [])]
+        to = [t for t in targets if f", seq = {number}" in t]
+        linked += bool(to)
+        wrong += any("Backward" in t for t in to)
+    check(total > 0 and linked >= 0.95 * total and wrong == 0, f"{linked} of {total} ranges of backward operators have a link to the forward operator, {wrong} wrong")
+
+
+def cost(args):
+    ratios, walls = [], []
+    for pair in range(args.pairs):
+        got = {}
+        for stacks in (False, True) if pair % 2 == 0 else (True, False):
+            got[stacks], _ = record(args, stacks, 3000)
+        ratios.append(got[True]["ms"] / got[False]["ms"])
+        walls.append(got[True]["wall"] / got[False]["wall"])
+        print(f"     {got[False]['ms']:.3f} ms a step, with stacks {got[True]['ms']:.3f} ms; wall {walls[-1]:.4f}", flush=True)
+    check(statistics.median(walls) <= 1.02, f"with stacks the wall time is {statistics.median(walls):.4f} times as long, the median step {statistics.median(ratios):.4f} times")
+
+
+def main():
+    if sys.argv[1:2] == ["--child"]:
+        steps, seconds, ranges, emit = sys.argv[2:]
+        return train(int(steps), float(seconds), ranges == "1", emit == "1")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bin", default="bin")
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--steps", type=int, default=300)
+    args = parser.parse_args()
+    lines(args)
+    links(args)
+    cost(args)
+    sys.exit(failures > 0)
+
+
+if __name__ == "__main__":
+    main()
