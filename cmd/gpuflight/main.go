@@ -29,6 +29,7 @@ Usage:
   gpuflight key [flags] create|...        create, list and revoke API keys of a Collector: gpuflight key --help
   gpuflight report [flags] FILE...        summarize recordings: gpuflight report --help
   gpuflight mcp [flags] [FILE...]         answer programs with language models (MCP): gpuflight mcp --help
+  gpuflight ranks [flags] FILE|SESSION... find the rank of a distributed run that the others waited for: gpuflight ranks --help
   gpuflight deep [flags] PID              open a deep-profiling window in a recorded process: gpuflight deep --help
   gpuflight doctor [flags]                check whether recording works here: gpuflight doctor --help
   gpuflight version                       print the version
@@ -75,6 +76,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		err = runKey(ctx, args[1:], stdout)
 	case "mcp":
 		err = runMCP(ctx, args[1:], stdout, stderr)
+	case "ranks":
+		err = runRanks(ctx, args[1:], stdout, stderr)
 	case "report":
 		err = runReport(ctx, args[1:], stdout, stderr)
 	case "trace":

@@ -81,6 +81,7 @@ func newServer(b store.Backend, o options) *server {
 	get("health", s.health)
 	get("sessions", s.sessions)
 	get("traces/{trace}", s.trace)
+	get("ranks", s.ranks)
 	get("usage", s.usage)
 	get("usage/cost", s.cost)
 	session("", s.overview)

@@ -203,7 +203,9 @@ func stepFindings(s *Steps) []Finding {
 	}}
 }
 
-// duration formats nanoseconds with three digits.
+// Duration formats nanoseconds with three digits.
+func Duration(ns int64) string { return duration(ns) }
+
 func duration(ns int64) string {
 	d := time.Duration(ns)
 	switch {

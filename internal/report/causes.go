@@ -36,6 +36,7 @@ type Causes struct {
 
 type causesOf struct {
 	id, service string
+	resource    store.Attrs
 	rows        analysis.Collection
 }
 
@@ -69,6 +70,9 @@ func (c *Causes) Traces(td ptrace.Traces) {
 			c.order = append(c.order, s)
 		}
 		for i := range b.Origins {
+			if len(b.Origins[i].Resource) > 0 {
+				s.resource = b.Origins[i].Resource
+			}
 			for _, a := range b.Origins[i].Resource {
 				if a.Key == semconv.ServiceName && a.Value.Kind == store.KindString {
 					s.service = a.Value.Str

@@ -18,7 +18,7 @@ import (
 )
 
 // maxUserWords bounds the user documentation: all pages of docs, without docs/internals.
-const maxUserWords = 26_500
+const maxUserWords = 27_200
 
 var (
 	codeBlock = regexp.MustCompile("(?s)```.*?```")

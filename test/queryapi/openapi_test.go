@@ -120,7 +120,7 @@ func newBackend(t *testing.T) *storetest.Memory {
 
 // known are values that exist in the store, by parameter.
 func known(t *testing.T, a *api) map[string][]string {
-	values := map[string][]string{"session": {"session-00", "session-01"}}
+	values := map[string][]string{"session": {"session-00", "session-01"}, "sessions": {"session-00", "session-00,session-01"}}
 	read := func(target string) (answer map[string]any) {
 		code, body, err := a.call(t, http.MethodGet, "/sessions/session-00"+target)
 		require.NoError(t, err)

@@ -9,6 +9,7 @@ import { Findings } from "./views/Findings";
 import { Gaps } from "./views/Gaps";
 import { Kernels } from "./views/Kernels";
 import { Launches } from "./views/Launches";
+import { Ranks } from "./views/Ranks";
 import { Scopes } from "./views/Scopes";
 import { SessionLayout } from "./views/Session";
 import { Sessions } from "./views/Sessions";
@@ -66,6 +67,13 @@ export const compareRoute = createRoute({
       q: text(s.q),
     }),
   component: Compare,
+});
+
+export const ranksRoute = createRoute({
+  getParentRoute: () => root,
+  path: "/ranks",
+  validateSearch: (s: Raw) => optional({ ...interval(s.from, s.to), run: text(s.run), sessions: text(s.sessions) }),
+  component: Ranks,
 });
 
 export const sessionRoute = createRoute({
@@ -194,6 +202,7 @@ export const router = createRouter({
     sessionsRoute,
     usageRoute,
     compareRoute,
+    ranksRoute,
     sessionRoute.addChildren([
       indexRoute,
       timelineRoute,

@@ -27,6 +27,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/gpuflight/gpuflight/internal/procfs"
 )
 
 func main() {
@@ -59,8 +61,21 @@ type expected struct {
 // load is a number of clients, and of rows in each of their requests.
 type load struct{ clients, rows int }
 
-// figures of a load: requests per second, and milliseconds.
-type figures struct{ rate, p50, p99 float64 }
+// figures of a load: requests per second, and milliseconds. CPU is the processor time of the server for a
+// request, which other programs on the machine affect least.
+type figures struct{ rate, p50, p99, cpu float64 }
+
+// running is a server.
+type running struct {
+	url string
+	pid int
+}
+
+// cpu is the processor time that the server has taken so far, or 0 where there is no /proc.
+func (r running) cpu() time.Duration {
+	s, _ := procfs.ParseStat(procfs.ReadFile(fmt.Sprintf("/proc/%d/stat", r.pid)))
+	return s.Processor
+}
 
 func compare(gpux, python, digits string, rounds int, duration time.Duration) (missed bool, err error) {
 	text, err := os.ReadFile(filepath.Join(digits, "expected.json"))
@@ -90,7 +105,7 @@ func compare(gpux, python, digits string, rounds int, duration time.Duration) (m
 		}
 	}
 	names := []string{"gpux", "Python"}
-	urls := map[string]string{}
+	servers := map[string]running{}
 	for name, command := range map[string]func(port string) *exec.Cmd{
 		"gpux": func(port string) *exec.Cmd {
 			return exec.Command(gpux, "serve", folder+"/", "--port", port, "--provider", "cpu")
@@ -99,18 +114,18 @@ func compare(gpux, python, digits string, rounds int, duration time.Duration) (m
 			return exec.Command(python, "test/bench/gpux/server.py", filepath.Join(folder, "digits.onnx"), port)
 		},
 	} {
-		url, stop, err := start(command)
+		server, stop, err := start(command)
 		if err != nil {
 			return false, fmt.Errorf("%s: %w", name, err)
 		}
 		defer stop()
-		if err := check(url, e); err != nil {
+		if err := check(server.url, e); err != nil {
 			return false, fmt.Errorf("%s: %w", name, err)
 		}
-		urls[name] = url
+		servers[name] = server
 	}
 	loads := []load{{1, 1}, {16, 1}, {1, 16}, {4, 16}}
-	fmt.Println("| Load | Server | requests/s | p50 ms | p99 ms |\n|---|---|--:|--:|--:|")
+	fmt.Println("| Load | Server | requests/s | p50 ms | p99 ms | CPU ms |\n|---|---|--:|--:|--:|--:|")
 	for _, l := range loads {
 		results := map[string][]figures{}
 		body, err := json.Marshal(map[string]any{"image": e.Image[:l.rows]})
@@ -119,7 +134,7 @@ func compare(gpux, python, digits string, rounds int, duration time.Duration) (m
 		}
 		for range rounds {
 			for _, name := range names {
-				f, err := drive(urls[name], body, l.clients, duration)
+				f, err := drive(servers[name], body, l.clients, duration)
 				if err != nil {
 					return false, fmt.Errorf("%s: %w", name, err)
 				}
@@ -131,7 +146,7 @@ func compare(gpux, python, digits string, rounds int, duration time.Duration) (m
 		for _, name := range []string{"gpux", "Python"} {
 			f := median(results[name])
 			rates[name] = f.rate
-			fmt.Printf("| clients: %d, rows: %d | %s | %.0f | %.2f | %.2f |\n", l.clients, l.rows, name, f.rate, f.p50, f.p99)
+			fmt.Printf("| clients: %d, rows: %d | %s | %.0f | %.2f | %.2f | %.3f |\n", l.clients, l.rows, name, f.rate, f.p50, f.p99, f.cpu)
 		}
 		missed = missed || rates["gpux"] < rates["Python"]
 	}
@@ -139,20 +154,20 @@ func compare(gpux, python, digits string, rounds int, duration time.Duration) (m
 }
 
 // start starts a server on a free port and waits until it answers.
-func start(command func(port string) *exec.Cmd) (url string, stop func(), err error) {
+func start(command func(port string) *exec.Cmd) (r running, stop func(), err error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		return "", nil, err
+		return r, nil, err
 	}
 	port := strconv.Itoa(l.Addr().(*net.TCPAddr).Port)
 	if err := l.Close(); err != nil {
-		return "", nil, err
+		return r, nil, err
 	}
 	cmd := command(port)
 	cmd.Env = append(os.Environ(), "OTEL_SDK_DISABLED=true", "GPUFLIGHT_LOG_LEVEL=off")
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
-		return "", nil, err
+		return r, nil, err
 	}
 	stop = func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
@@ -162,12 +177,12 @@ func start(command func(port string) *exec.Cmd) (url string, stop func(), err er
 		c, err := net.Dial("tcp", "127.0.0.1:"+port)
 		if err == nil {
 			_ = c.Close()
-			return "http://127.0.0.1:" + port + "/predict", stop, nil
+			return running{"http://127.0.0.1:" + port + "/predict", cmd.Process.Pid}, stop, nil
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
 	stop()
-	return "", nil, errors.New("it does not answer within 30 s")
+	return r, nil, errors.New("it does not answer within 30 s")
 }
 
 // post sends a request and reads the answer.
@@ -212,20 +227,20 @@ func check(url string, e expected) error {
 }
 
 // drive sends requests for a time.
-func drive(url string, body []byte, clients int, duration time.Duration) (f figures, err error) {
+func drive(server running, body []byte, clients int, duration time.Duration) (f figures, err error) {
 	client := &http.Client{Timeout: time.Minute, Transport: &http.Transport{MaxIdleConnsPerHost: clients}}
 	defer client.CloseIdleConnections()
 	var mutex sync.Mutex
 	var times []float64
 	var all sync.WaitGroup
-	began := time.Now()
+	began, cpu := time.Now(), server.cpu()
 	for range clients {
 		all.Go(func() {
 			var own []float64
 			var failed error
 			for time.Since(began) < duration && failed == nil {
 				sent := time.Now()
-				_, failed = post(client, url, body)
+				_, failed = post(client, server.url, body)
 				own = append(own, time.Since(sent).Seconds()*1e3)
 			}
 			mutex.Lock()
@@ -240,7 +255,8 @@ func drive(url string, body []byte, clients int, duration time.Duration) (f figu
 	}
 	took := time.Since(began).Seconds()
 	slices.Sort(times)
-	return figures{float64(len(times)) / took, times[len(times)/2], times[len(times)*99/100]}, nil
+	n := float64(len(times))
+	return figures{n / took, times[len(times)/2], times[len(times)*99/100], (server.cpu() - cpu).Seconds() * 1e3 / n}, nil
 }
 
 func median(list []figures) figures {
@@ -252,5 +268,8 @@ func median(list []figures) figures {
 		slices.Sort(all)
 		return all[len(all)/2]
 	}
-	return figures{of(func(f figures) float64 { return f.rate }), of(func(f figures) float64 { return f.p50 }), of(func(f figures) float64 { return f.p99 })}
+	return figures{
+		of(func(f figures) float64 { return f.rate }), of(func(f figures) float64 { return f.p50 }),
+		of(func(f figures) float64 { return f.p99 }), of(func(f figures) float64 { return f.cpu }),
+	}
 }

@@ -621,6 +621,26 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/ranks": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * Which rank of a distributed run the others waited for; docs/ranks.md defines the terms
+         * @description Give `run` or `sessions`, of at most 256 sessions. An answer counts as an analysis: see `getAnalysis`.
+         */
+        get: operations["getRanks"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/usage": {
         parameters: {
             query?: never;
@@ -1301,6 +1321,129 @@ export interface components {
             stream?: number;
             /** @description No record proves the order, because launch times or waits of the host are missing */
             assumed: boolean;
+        };
+        /** @description Index of a rank in `ranks` */
+        Index: number;
+        RankOffset: {
+            /**
+             * Format: int64
+             * @description How far the clock is ahead of that of rank `reference` in the middle of the run
+             */
+            ns: number;
+            /**
+             * Format: int64
+             * @description Least possible offset
+             */
+            min_ns?: number;
+            /**
+             * Format: int64
+             * @description Largest possible offset
+             */
+            max_ns?: number;
+            /** @description Mean rate in millionths */
+            ppm: number;
+        };
+        RankCause: {
+            /** @description slower_kernels, more_kernels, communication, copy, or a cause of idle time */
+            kind: string;
+            text: string;
+            excess_ns: components["schemas"]["Ns"];
+            late_ns: components["schemas"]["Ns"];
+            collectives: components["schemas"]["Count"];
+            kernel?: string;
+            call?: string;
+            scope?: string;
+            stack?: string;
+            evidence: components["schemas"]["Reference"][];
+        };
+        Rank: {
+            rank: number;
+            session: string;
+            service?: string;
+            host?: string;
+            base: components["schemas"]["UnixNano"];
+            collectives: components["schemas"]["Count"];
+            matched: components["schemas"]["Count"];
+            /** @description Rank whose clock the offset refers to */
+            reference: number;
+            offset?: components["schemas"]["RankOffset"];
+            /** @description Collectives in which the rank came last */
+            last: components["schemas"]["Count"];
+            /** @description Of these where it is certain */
+            last_proven: components["schemas"]["Count"];
+            late_ns: components["schemas"]["Ns"];
+            late_at_least_ns: components["schemas"]["Ns"];
+            waited_ns: components["schemas"]["Ns"];
+            /** @description exposed_ns + overlapped_ns */
+            communication_ns: components["schemas"]["Ns"];
+            exposed_ns: components["schemas"]["Ns"];
+            overlapped_ns: components["schemas"]["Ns"];
+            cause?: components["schemas"]["RankCause"];
+        };
+        RankPart: {
+            rank: components["schemas"]["Index"];
+            span: string;
+            /**
+             * Format: int64
+             * @description From the base of the rank, on its own clock
+             */
+            start: number;
+            /**
+             * Format: int64
+             * @description From the base of the answer, aligned
+             */
+            enter: number;
+            /** Format: int64 */
+            leave: number;
+            waited_ns: components["schemas"]["Ns"];
+            exposed_ns: components["schemas"]["Ns"];
+            overlapped_ns: components["schemas"]["Ns"];
+        };
+        RankCollective: {
+            group: number;
+            /** @enum {string} */
+            kind: "all_reduce" | "all_gather" | "reduce_scatter" | "barrier" | "broadcast" | "reduce" | "all_to_all" | "send_recv" | "other";
+            name: string;
+            complete: boolean;
+            parts: components["schemas"]["RankPart"][];
+            late?: {
+                rank: components["schemas"]["Index"];
+                /** @description From the last but one rank to the last */
+                ns: components["schemas"]["Ns"];
+                /**
+                 * Format: int64
+                 * @description Its bounds. If min_ns is not above 0, another rank can have been the last
+                 */
+                min_ns?: number;
+                /** Format: int64 */
+                max_ns?: number;
+                spread_ns: components["schemas"]["Ns"];
+            };
+        };
+        Ranks: {
+            base: components["schemas"]["UnixNano"];
+            wall_ns: components["schemas"]["Ns"];
+            /** @description cuda.run.size */
+            size?: components["schemas"]["Count"];
+            complete: boolean;
+            ranks: components["schemas"]["Rank"][];
+            groups: {
+                ranks: components["schemas"]["Index"][];
+                /** Format: int64 */
+                stream?: number;
+                collectives: components["schemas"]["Count"];
+                complete: components["schemas"]["Count"];
+                uncertain?: string;
+            }[];
+            collectives_total: components["schemas"]["Count"];
+            collectives: components["schemas"]["RankCollective"][];
+            findings: {
+                rank: components["schemas"]["Index"];
+                text: string;
+                gain_at_most_ns: components["schemas"]["Ns"];
+                formula: string;
+            }[];
+            problems: string[];
         };
         Stack: {
             /** @description Frames of the host stack, outermost first; empty if unknown */
@@ -2606,6 +2749,33 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Trace"];
+                };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    getRanks: {
+        parameters: {
+            query?: {
+                /** @description cuda.run.id */
+                run?: string;
+                sessions?: string[];
+                /** @description Collectives in the answer: those with the largest delays */
+                limit?: number;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The comparison */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Ranks"];
                 };
             };
             default: components["responses"]["Error"];

@@ -61,7 +61,18 @@ function SessionBar({ state }: { state: SessionState }) {
       {s.live ? <LiveMark /> : null}
       <span className={ui.muted} title={s.id}>
         {s.host ? `${s.host} · ` : ""}
-        {s.rank !== undefined ? `rank ${s.rank}${s.rank_size ? ` of ${s.rank_size}` : ""} · ` : ""}
+        {s.rank !== undefined && (
+          <>
+            {s.run ? (
+              <Link to="/ranks" search={{ run: s.run } as never} title="Which rank of the run the others waited for">
+                rank {s.rank}
+              </Link>
+            ) : (
+              `rank ${s.rank}`
+            )}
+            {s.rank_size ? ` of ${s.rank_size}` : ""} ·{" "}
+          </>
+        )}
         {s.pid !== undefined ? `pid ${s.pid} · ` : ""}
         {instant(s.start)} · <span title={exactDuration(s.duration_ns)}>{duration(s.duration_ns)}</span>
       </span>

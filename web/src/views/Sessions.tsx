@@ -194,6 +194,14 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
             <Link to="/" search={(o) => ({ ...o, run: s.run })}>
               {s.run.slice(0, 12)}
             </Link>
+            {s.rank !== undefined && (
+              <>
+                {" · "}
+                <Link to="/ranks" search={{ run: s.run } as never} title="Which rank of the run the others waited for">
+                  ranks
+                </Link>
+              </>
+            )}
           </>
         )}
       </td>

@@ -47,7 +47,7 @@ func run(ctx context.Context, args []string, in io.Reader, out, stderr io.Writer
 	root.SetOut(out)
 	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.PersistentFlags().StringVar(&a.library, "ort-lib", "", "library of ONNX Runtime (default: GPUX_ORT_LIB, then what `gpux runtime install` installed, then the system's)")
+	root.PersistentFlags().StringVar(&a.library, "ort-lib", "", "library of ONNX Runtime (default: GPUX_ORT_LIB, then the one that gpux runtime install installed, then the system's)")
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.AddCommand(a.build(), a.run(), a.bench(), a.serve(), a.inspect(), a.pull(), a.list(), a.remove(), a.runtime())
 	if err := root.ExecuteContext(ctx); err != nil {

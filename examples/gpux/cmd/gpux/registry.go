@@ -35,6 +35,9 @@ in the folder models of GPUX_HOME, which is ~/.gpux by default.`,
 				return err
 			}
 			e, changed, err := r.Pull(cmd.Context(), args[0], o)
+			if cmd.Context().Err() != nil {
+				return errors.New("the pull was interrupted; pull again to go on")
+			}
 			if err != nil {
 				return err
 			}

@@ -451,7 +451,7 @@ func (r *Registry) fetch(ctx context.Context, root *os.Root, s *source, f File, 
 		if failures++; n > at {
 			failures = 0
 		} else if failures >= retries {
-			return f, err
+			return f, fmt.Errorf("%w; pull again to go on", err)
 		}
 		if at = n; f.SHA256 == "" && f.Git == "" {
 			at = 0

@@ -447,6 +447,7 @@ func TestPull_Resumes(t *testing.T) {
 		r.stall = 20 * time.Millisecond
 		_, _, err := r.Pull(t.Context(), "org/sentiment", Options{})
 		require.ErrorContains(t, err, "the server sent nothing for 20ms")
+		require.ErrorContains(t, err, "; pull again to go on")
 	})
 }
 

@@ -29,8 +29,8 @@ const (
 )
 
 // types has the name of a type in gpux.yml, its name in KServe's protocol, and the bytes of an
-// element. A string has no fixed size.
-var types = map[DType]struct {
+// element. A string has no fixed size. It is no map, because each element of a JSON list needs its size.
+var types = [BFloat16 + 1]struct {
 	name, kserve string
 	size         int
 }{
@@ -44,27 +44,37 @@ var types = map[DType]struct {
 }
 
 // Known says whether tensors of this type are supported.
-func (d DType) Known() bool { _, ok := types[d]; return ok }
+func (d DType) Known() bool { return d >= 0 && int(d) < len(types) && types[d].name != "" }
 
 // String returns the name of gpux.yml, such as float32.
 func (d DType) String() string {
-	if t, ok := types[d]; ok {
-		return t.name
+	if d.Known() {
+		return types[d].name
 	}
 	return fmt.Sprintf("ONNX type %d", int32(d))
 }
 
 // KServe returns the name in KServe's protocol, such as FP32.
-func (d DType) KServe() string { return types[d].kserve }
+func (d DType) KServe() string {
+	if d.Known() {
+		return types[d].kserve
+	}
+	return ""
+}
 
 // Size returns the bytes of an element, 0 for strings.
-func (d DType) Size() int { return types[d].size }
+func (d DType) Size() int {
+	if d.Known() {
+		return types[d].size
+	}
+	return 0
+}
 
 // ParseDType returns the type with this name in gpux.yml.
 func ParseDType(name string) (DType, error) {
 	for d, t := range types {
-		if t.name == name {
-			return d, nil
+		if t.name == name && name != "" {
+			return DType(d), nil
 		}
 	}
 	return 0, fmt.Errorf("%q is no data type; use one of float32, float64, float16, bfloat16, int8 to int64, uint8 to uint64, bool, string", name)
@@ -73,8 +83,8 @@ func ParseDType(name string) (DType, error) {
 // ParseKServe returns the type with this name in KServe's protocol.
 func ParseKServe(name string) (DType, error) {
 	for d, t := range types {
-		if t.kserve == name {
-			return d, nil
+		if t.kserve == name && name != "" {
+			return DType(d), nil
 		}
 	}
 	return 0, fmt.Errorf("%q is no data type of the protocol", name)

@@ -104,7 +104,11 @@ func TestFloat16(t *testing.T) {
 // Random tensors come back from JSON and from the binary form, and rows join again.
 func TestForms(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
-	for d := range types {
+	for i := range types {
+		d := DType(i)
+		if !d.Known() {
+			continue
+		}
 		t.Run(d.String(), func(t *testing.T) {
 			for range 50 {
 				shape := make([]int64, 1+r.IntN(3))

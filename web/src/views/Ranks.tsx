@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+import { Link, useNavigate, useSearch } from "@tanstack/react-router";
+import { useEffect } from "react";
+import type { Schemas } from "../api/client";
+import { url } from "../api/client";
+import { useGet } from "../api/hooks";
+import { count, duration, exactDuration, offset } from "../lib/format";
+import { Badge, Failure, Loading, Message, ui } from "../ui/parts";
+import { toSpan } from "./Inspector";
+import s from "./ranks.module.css";
+
+type Answer = Schemas["Ranks"];
+type Rank = Schemas["Rank"];
+type Collective = Schemas["RankCollective"];
+type Part = Schemas["RankPart"];
+
+const shown = 20;
+const unlimited = { from: 0, to: Number.MAX_SAFE_INTEGER };
+
+/** Ranks says which rank of a distributed run the others waited for. */
+export function Ranks() {
+  const search = useSearch({ from: "/ranks" });
+  const query = { run: search.run, sessions: search.sessions, limit: 500 };
+  const given = Boolean(search.run || search.sessions);
+  const q = useGet("/ranks", {}, query, { enabled: given });
+  useEffect(() => {
+    document.title = "Ranks · gpuflight";
+  }, []);
+  if (!given) return <Message>Choose the ranks of a run in the list of sessions.</Message>;
+  if (q.error && !q.data) return <Failure error={q.error} />;
+  if (!q.data) return <Loading />;
+  const a = q.data;
+  return (
+    <div className={ui.page}>
+      <div className={ui.row}>
+        <h1>Ranks</h1>
+        <span>
+          {search.run && (
+            <Link to="/" search={{ run: search.run } as never}>
+              run {search.run}
+            </Link>
+          )}
+        </span>
+        <span className={ui.muted}>
+          {count(a.collectives_total)} collectives of several ranks in {duration(a.wall_ns)}
+        </span>
+        {!a.complete && <Badge tone="warn">read in part</Badge>}
+        <a href={url("/ranks", query)} target="_blank" rel="noreferrer">
+          as JSON
+        </a>
+      </div>
+      <Advice a={a} />
+      <RankTable a={a} />
+      {a.collectives.length > 0 && <Lanes a={a} />}
+      {a.collectives.length > 0 && <Delays a={a} />}
+    </div>
+  );
+}
+
+/** Show is a link to a span in the timeline of its session. */
+function Show({
+  r,
+  span,
+  start,
+  ns,
+  children,
+}: {
+  r: Rank;
+  span: string;
+  start: number;
+  ns: number;
+  children: string;
+}) {
+  return (
+    <Link
+      to="/sessions/$session/timeline"
+      params={{ session: r.session }}
+      search={toSpan(span, start, ns, unlimited) as never}
+      title="Show it in the timeline of the session"
+    >
+      {children}
+    </Link>
+  );
+}
+
+function Advice({ a }: { a: Answer }) {
+  return (
+    <section className={ui.card} aria-label="Advice">
+      {a.findings.length === 0 && <p className={s.text}>No rank delays the others by 1 % of the time or more.</p>}
+      <ol className={ui.advice}>
+        {a.findings.map((f) => {
+          const r = a.ranks[f.rank] as Rank;
+          return (
+            <li key={f.rank}>
+              <p>{f.text}</p>
+              <p className={ui.muted} title={exactDuration(f.gain_at_most_ns)}>
+                Gain at most {duration(f.gain_at_most_ns)}: {f.formula}.
+              </p>
+              <p>
+                {r.cause?.evidence.map((e) => (
+                  <span key={e.span}>
+                    <Show r={r} span={e.span} start={e.start} ns={1}>
+                      {e.name || e.span}
+                    </Show>{" "}
+                  </span>
+                ))}
+              </p>
+            </li>
+          );
+        })}
+      </ol>
+      {a.problems.map((p) => (
+        <p key={p} className={`${s.text} ${ui.muted}`}>
+          {p}
+        </p>
+      ))}
+      {a.groups
+        .filter((g) => g.uncertain || g.complete < g.collectives)
+        .map((g) => (
+          <p key={`${g.ranks}${g.stream}`} className={`${s.text} ${ui.muted}`}>
+            Ranks {g.ranks.map((i) => a.ranks[i]?.rank).join(", ")}: {count(g.complete)} of {count(g.collectives)}{" "}
+            collectives have parts of all ranks.
+            {g.uncertain && ` It is uncertain which parts belong together: ${g.uncertain}.`}
+          </p>
+        ))}
+    </section>
+  );
+}
+
+/** millis shows a difference of clocks to the microsecond. */
+const millis = (ns: number) => `${(ns / 1e6).toFixed(3)} ms`;
+
+function clock(r: Rank): string {
+  if (r.reference === r.rank) return "reference";
+  if (!r.offset) return "unknown";
+  const { ns, min_ns: min, max_ns: max } = r.offset;
+  if (min === undefined || max === undefined) return `${millis(ns)}, without bounds`;
+  return `${millis(ns)} (−${duration(ns - min)}, +${duration(max - ns)})`;
+}
+
+function RankTable({ a }: { a: Answer }) {
+  const time = (ns: number) => (
+    <td className={ui.right} title={exactDuration(ns)}>
+      {duration(ns)}
+    </td>
+  );
+  const heads: [string, string][] = [
+    ["Last", "Collectives in which the rank came last"],
+    ["Certain", "Of these, whatever the offsets of the clocks are within their bounds"],
+    ["Late", "From the last but one rank to this rank, in total"],
+    ["Waited", "Inside collectives before the last rank entered"],
+    ["Communication", "With a kernel of a collective: exposed + overlapped"],
+    ["Exposed", "Communication without another kernel"],
+    ["Overlapped", "Communication during another kernel"],
+  ];
+  return (
+    <div className={`${ui.card} ${ui.tableScroll}`}>
+      <table className={ui.table} aria-label="Ranks">
+        <thead>
+          <tr>
+            <th scope="col">Rank</th>
+            {heads.map(([name, title]) => (
+              <th key={name} scope="col" className={ui.right} title={title}>
+                {name}
+              </th>
+            ))}
+            <th scope="col" title="How far the clock is ahead of that of the reference, in the middle of the run">
+              Clock ahead
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {a.ranks.map((r, i) => (
+            <tr key={r.session} data-selected={a.findings[0]?.rank === i}>
+              <td className={ui.nowrap}>
+                <Link to="/sessions/$session/findings" params={{ session: r.session }} search={{} as never}>
+                  rank {r.rank}
+                </Link>{" "}
+                <span className={ui.muted}>{r.host}</span>
+              </td>
+              <td className={ui.right}>{count(r.last)}</td>
+              <td className={ui.right}>{count(r.last_proven)}</td>
+              {time(r.late_ns)}
+              {time(r.waited_ns)}
+              {time(r.communication_ns)}
+              {time(r.exposed_ns)}
+              {time(r.overlapped_ns)}
+              <td className={ui.nowrap}>{clock(r)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+const partOf = (c: Collective, rank: number) => c.parts.find((p) => p.rank === rank) as Part;
+const begin = (c: Collective) => Math.min(...c.parts.map((p) => p.enter));
+const end = (c: Collective) => Math.max(...c.parts.map((p) => p.leave));
+
+/** around is the interval that shows a collective. */
+const around = (c: Collective) => {
+  const margin = Math.max((end(c) - begin(c)) * 2, 1000);
+  return { from: Math.max(0, Math.round(begin(c) - margin)), to: Math.round(end(c) + margin) };
+};
+
+/** Lanes draws when each rank was inside the collectives, on one axis. */
+function Lanes({ a }: { a: Answer }) {
+  const search = useSearch({ from: "/ranks" });
+  const navigate = useNavigate({ from: "/ranks" });
+  const from = search.from ?? 0;
+  const to = search.to ?? Math.max(a.wall_ns, 1);
+  const height = 18;
+  const x = (t: number) => (1000 * (t - from)) / (to - from);
+  const visible = a.collectives.filter((c) => end(c) >= from && begin(c) <= to);
+  return (
+    <section className={ui.card} aria-label="Collectives of all ranks">
+      <div className={`${ui.row} ${s.text}`}>
+        <strong>Collectives on the aligned clock</strong>
+        <span className={ui.muted}>
+          {offset(from, to - from)} to {offset(to, to - from)}
+        </span>
+        <span className={s.waited}>waits for the last rank</span>
+        <span className={s.busy}>all ranks are inside; red is the last rank</span>
+        <span className={ui.spacer} />
+        {search.from !== undefined && (
+          <Link to="/ranks" search={(o) => ({ ...o, from: undefined, to: undefined })} className={ui.button}>
+            Whole run
+          </Link>
+        )}
+      </div>
+      <div className={s.lanes}>
+        <div className={s.names}>
+          {a.ranks.map((r) => (
+            <span key={r.session}>rank {r.rank}</span>
+          ))}
+        </div>
+        <svg
+          viewBox={`0 0 1000 ${height * a.ranks.length}`}
+          preserveAspectRatio="none"
+          style={{ height: height * a.ranks.length }}
+          role="img"
+          aria-label={`${visible.length} collectives by rank`}
+        >
+          {visible.map((c) =>
+            c.parts.map((p) => {
+              const all = Math.min(p.leave, p.enter + p.waited_ns);
+              const bar = (t: number, u: number, cls: string | undefined) =>
+                u > t && (
+                  <rect
+                    className={cls}
+                    x={x(t)}
+                    width={Math.max(x(u) - x(t), 0.7)}
+                    y={p.rank * height + 2}
+                    height={height - 4}
+                  />
+                );
+              return (
+                // biome-ignore lint/a11y/noStaticElementInteractions: the table below has the same as links
+                <g
+                  key={`${p.rank} ${p.span}`}
+                  onClick={() => {
+                    navigate({ search: (o) => ({ ...o, ...around(c) }) });
+                  }}
+                >
+                  <title>{`${c.kind}, rank ${a.ranks[p.rank]?.rank}: ${duration(p.leave - p.enter)}, waited ${duration(p.waited_ns)}`}</title>
+                  {bar(p.enter, all, s.waits)}
+                  {bar(all, p.leave, c.late?.rank === p.rank ? s.last : s.inside)}
+                </g>
+              );
+            }),
+          )}
+        </svg>
+      </div>
+    </section>
+  );
+}
+
+/** Delays lists the collectives with the largest delays. */
+function Delays({ a }: { a: Answer }) {
+  const late = a.collectives
+    .filter((c) => c.late)
+    .sort((x, y) => (y.late?.ns ?? 0) - (x.late?.ns ?? 0))
+    .slice(0, shown);
+  if (late.length === 0) return <Message>No collective has all its ranks.</Message>;
+  return (
+    <div className={`${ui.card} ${ui.tableScroll}`}>
+      <table className={ui.table} aria-label="Largest delays">
+        <thead>
+          <tr>
+            <th scope="col">At</th>
+            <th scope="col">Collective</th>
+            <th scope="col">Last</th>
+            <th scope="col" className={ui.right} title="From the last but one rank to the last, with its bounds">
+              Late
+            </th>
+            <th scope="col">Bounds</th>
+            <th scope="col" className={ui.right} title="From the first rank to the last">
+              Spread
+            </th>
+            <th scope="col">Spans</th>
+          </tr>
+        </thead>
+        <tbody>
+          {late.map((c) => {
+            const l = c.late as NonNullable<Collective["late"]>;
+            return (
+              <tr key={`${c.group} ${partOf(c, l.rank).span}`}>
+                <td className={ui.nowrap}>
+                  <Link to="/ranks" search={(o) => ({ ...o, ...around(c) })} title="Show it above">
+                    {offset(begin(c), 1000)}
+                  </Link>
+                </td>
+                <td title={c.name}>{c.kind}</td>
+                <td className={ui.nowrap}>rank {a.ranks[l.rank]?.rank}</td>
+                <td className={ui.right} title={exactDuration(l.ns)}>
+                  {duration(l.ns)}
+                </td>
+                <td className={ui.nowrap}>
+                  {l.min_ns === undefined || l.max_ns === undefined ? (
+                    "unknown"
+                  ) : l.min_ns > 0 ? (
+                    `${duration(l.min_ns)} to ${duration(l.max_ns)}`
+                  ) : (
+                    <Badge title="Within the bounds of the clocks, another rank can have been the last">
+                      not certain
+                    </Badge>
+                  )}
+                </td>
+                <td className={ui.right}>{duration(l.spread_ns)}</td>
+                <td>
+                  {c.parts.map((p) => {
+                    const r = a.ranks[p.rank] as Rank;
+                    return (
+                      <span key={p.span}>
+                        <Show r={r} span={p.span} start={p.start} ns={p.leave - p.enter}>
+                          {String(r.rank)}
+                        </Show>{" "}
+                      </span>
+                    );
+                  })}
+                </td>
+              </tr>
+            );
+          })}
+        </tbody>
+      </table>
+    </div>
+  );
+}
