@@ -20,6 +20,8 @@ type Options struct {
 	From, To int64
 	// Deadline ends the analysis early: the result is then of the operations read until then.
 	Deadline time.Time
+
+	profile *profiler // sees all operations if it is not nil
 }
 
 // maxShapes bounds the shapes whose properties are kept between operations.
@@ -50,6 +52,9 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 	if a.scopes, a.more, err = src.Scopes(ctx, a.from, a.to, ruleScopes); err != nil {
 		return nil, err
 	}
+	if a.profile = o.profile; a.profile != nil {
+		a.profile.begin(a)
+	}
 	rule := "scopes"
 	a.steps, a.rule = stepScopes(a.scopes)
 	name, _, _ := strings.Cut(a.rule, pathSeparator)
@@ -65,7 +70,7 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 		}
 	}
 	a.rule = rule + pathSeparator + a.rule
-	if k, ok := src.(keeper); ok {
+	if k, ok := src.(keeper); ok && o.profile == nil {
 		err = a.sweepParts(ctx, k, first, o)
 	} else {
 		err = a.sweep(ctx, src, a.from, a.to, o.Deadline)
@@ -146,6 +151,7 @@ type analysis struct {
 	reached int64  // the end of what has been added
 
 	update    *Update   // nil for an analysis
+	profile   *profiler // nil without a profile
 	scopeSums scopeSums // for the keys of parts
 	more      bool      // scopes has only the first scopes of the interval
 }
@@ -260,6 +266,9 @@ func (a *analysis) visit(row *store.OpRow) {
 		w.launched, w.queueNs = false, store.Int{}
 	}
 	d.add(&w)
+	if a.profile != nil && row.StartNs >= a.from {
+		a.profile.add(d, row, &w)
+	}
 	if op == store.OpKernel {
 		if row.QueueNs.OK && row.StartNs >= a.from {
 			d.queue.add(row.QueueNs.V)
@@ -342,14 +351,19 @@ func (a *analysis) finish(to int64) *Result {
 	return r
 }
 
-// addSteps adds the steps of the device with the most kernel time.
-func (a *analysis) addSteps(r *Result, rule, name string) {
-	var most *device
+// busiest returns the device with the most kernel time, nil without devices.
+func (a *analysis) busiest() (most *device) {
 	for _, d := range a.order {
 		if most == nil || d.kernelNs > most.kernelNs || d.kernelNs == most.kernelNs && d.id < most.id {
 			most = d
 		}
 	}
+	return most
+}
+
+// addSteps adds the steps of the device with the most kernel time.
+func (a *analysis) addSteps(r *Result, rule, name string) {
+	most := a.busiest()
 	if most == nil {
 		most = &device{}
 	}

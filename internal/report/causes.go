@@ -38,6 +38,7 @@ type causesOf struct {
 	id, service string
 	resource    store.Attrs
 	rows        analysis.Collection
+	kernelNs    int64
 }
 
 // SessionCauses is the analysis of one session.
@@ -77,6 +78,11 @@ func (c *Causes) Traces(td ptrace.Traces) {
 				if a.Key == semconv.ServiceName && a.Value.Kind == store.KindString {
 					s.service = a.Value.Str
 				}
+			}
+		}
+		for i := range b.Ops {
+			if o := &b.Ops[i]; b.Shapes[o.Shape].Operation == store.OpKernel {
+				s.kernelNs += max(o.EndNs-o.StartNs, 0)
 			}
 		}
 		s.rows.Add(b)
@@ -173,6 +179,28 @@ func pathTitle(s *SessionCauses, i int) string {
 		return "TYPICAL"
 	}
 	return "SLOW: " + stepName(&s.Steps, s.Paths[i].Step)
+}
+
+// Profile returns what a comparison needs of the session with the most kernel time, and the number of
+// sessions with kernels. The profile is nil if there is none. The error also says that there were too many operations.
+func (c *Causes) Profile(ctx context.Context) (p *analysis.Profile, sessions int, err error) {
+	if c.full {
+		return nil, 0, fmt.Errorf("more than %s operations: send the recordings to a Collector and compare its sessions", Count(maxOperations))
+	}
+	var most *causesOf
+	for _, s := range c.order {
+		if s.kernelNs > 0 {
+			sessions++
+			if most == nil || s.kernelNs > most.kernelNs {
+				most = s
+			}
+		}
+	}
+	if most == nil {
+		return nil, 0, nil
+	}
+	p, err = analysis.NewProfile(ctx, &most.rows, analysis.Options{})
+	return p, sessions, err
 }
 
 // Scopes returns the scopes of all sessions with the work in them and below; nil if there were too many
