@@ -71,7 +71,7 @@ func (k *keeping) scopeSums(context.Context, int64, int64) (list []store.ScopeSu
 	return list, nil
 }
 
-func (k *keeping) Ops(ctx context.Context, from, to int64, visit func(*store.OpRow) error) error {
+func (k *keeping) scan(ctx context.Context, from, to int64, visit func(*store.OpRow) error) error {
 	return k.Source.Ops(ctx, from, to, func(row *store.OpRow) error {
 		if row.StartNs >= from {
 			k.swept++
