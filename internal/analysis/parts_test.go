@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 
@@ -130,7 +131,11 @@ func (r *pages) add(o *pages) {
 }
 
 func TestRun_Parts(t *testing.T) {
-	for seed := range uint64(100) {
+	seeds := uint64(40)
+	if os.Getenv("GPUFLIGHT_SOAK") != "" {
+		seeds = 2000
+	}
+	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 4))
 			all := random(seed)
