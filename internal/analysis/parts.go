@@ -36,6 +36,8 @@ const (
 	partVersion = 2
 	// partBins is the most bins of a query for numbers of operations.
 	partBins = 4000
+	// coarserBins is the power of 2 from one unit of such queries to the next larger one.
+	coarserBins = 12
 )
 
 // keeper is a source that keeps parts.
@@ -52,9 +54,9 @@ type keeper interface {
 	scopeSums(ctx context.Context, from, to int64) ([]store.ScopeSum, error)
 	// operations returns the number of operations of the session.
 	operations(ctx context.Context) (int64, error)
-	// bins returns the numbers of operations that start in each unit of the grid of an interval of at most
-	// partBins units.
-	bins(ctx context.Context, from, to int64) ([]int64, error)
+	// bins returns the numbers of operations that start in each unit of an interval of at most partBins
+	// units. The unit is the grid times a power of 2, and divides the bounds.
+	bins(ctx context.Context, from, to, unit int64) ([]int64, error)
 }
 
 // part is an interval of a session, on the grid.
@@ -75,18 +77,49 @@ func parsePart(name string) (p part, ok bool) {
 	return p, err == nil && n == 3 && p.named() == name && p.from >= 0 && p.to > p.from && p.to <= store.MaxTimeNs
 }
 
-// eachBin calls visit for each unit of the grid of an interval with the number of operations that start
-// in it.
+// eachBin calls visit for each unit of the grid of an interval in which operations start, with their number.
+// It skips long times without operations: one row with a wrong time can make a session decades long.
 func eachBin(ctx context.Context, k keeper, from, to int64, visit func(at, ops int64)) error {
+	_, unit := k.partSize()
+	for (to-from)/unit > partBins {
+		unit <<= coarserBins
+	}
+	return eachUnit(ctx, k, from, to, unit, visit)
+}
+
+// eachUnit is eachBin for an interval whose units with operations are found first.
+func eachUnit(ctx context.Context, k keeper, from, to, unit int64, visit func(at, ops int64)) error {
 	_, grid := k.partSize()
-	for at := from; at < to; at += partBins * grid {
-		ops, err := k.bins(ctx, at, min(at+partBins*grid, to))
+	begin, last := int64(-1), (to+unit-1)/unit*unit
+	finer := func(end int64) error {
+		start := max(begin, from)
+		begin = -1
+		return eachUnit(ctx, k, start, min(end, to), unit>>coarserBins, visit)
+	}
+	for at, end := from/unit*unit, last; at < last; at, end = end, last {
+		if (end-at)/unit > partBins {
+			end = at + partBins*unit
+		}
+		ops, err := k.bins(ctx, at, end, unit)
 		if err != nil {
 			return err
 		}
 		for i, n := range ops {
-			visit(at+int64(i)*grid, n)
+			switch t := at + int64(i)*unit; {
+			case unit == grid && n > 0:
+				visit(t, n)
+			case unit == grid:
+			case n > 0 && begin < 0:
+				begin = t
+			case n == 0 && begin >= 0:
+				if err := finer(t); err != nil {
+					return err
+				}
+			}
 		}
+	}
+	if begin >= 0 {
+		return finer(to)
 	}
 	return nil
 }
@@ -188,9 +221,18 @@ func (a *analysis) keptMarkers(ctx context.Context, k keeper, first, last int64,
 	if failed == nil && errors.Is(err, errEnough) {
 		c := newKept()
 		entries(c, &markers, func(id, marker *string) { c.text(id); c.text(marker) })
-		failed = k.keep(ctx, name, c.closed())
+		failed = a.keep(ctx, k, name, c.closed())
 	}
 	return markers, failed
+}
+
+// keep keeps a value, or forgets it. If that fails, for example because a disk is full, an analysis is right
+// without it, and only an update fails.
+func (a *analysis) keep(ctx context.Context, k keeper, name string, value []byte) error {
+	if err := k.keep(ctx, name, value); err != nil && a.update != nil {
+		return err
+	}
+	return nil
 }
 
 // newKept returns the codec of a value to keep. It begins with the version and ends with a checksum.
@@ -421,10 +463,10 @@ func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, key string,
 		}
 		kept := part{from: p.from, to: p.to, ops: p.ops}
 		if name := kept.named(); p.name != "" && p.name != name {
-			err = k.keep(ctx, p.name, nil)
+			err = a.keep(ctx, k, p.name, nil)
 		}
 		if err == nil {
-			err = k.keep(ctx, kept.named(), c.closed())
+			err = a.keep(ctx, k, kept.named(), c.closed())
 		}
 	}
 	a.counts.add(&sum)
