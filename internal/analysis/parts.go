@@ -33,7 +33,7 @@ const (
 	partGrid  = int64(1) << partShift
 	partShift = 28
 	// partVersion changes with the format of parts and with the rules of the analysis.
-	partVersion = 2
+	partVersion = 3
 	// partBins is the most bins of a query for numbers of operations.
 	partBins = 4000
 	// coarserBins is the power of 2 from one unit of such queries to the next larger one.
@@ -64,6 +64,7 @@ type part struct {
 	from, to int64
 	ops      int64 // that start in it, when it was kept
 	name     string
+	counted  bool // an update has counted its time
 }
 
 func (p *part) named() string {
@@ -73,7 +74,7 @@ func (p *part) named() string {
 func parsePart(name string) (p part, ok bool) {
 	var from, to, ops uint64
 	n, err := fmt.Sscanf(name, "part-%16x-%16x-%x", &from, &to, &ops)
-	p = part{int64(from), int64(to), int64(ops), name}
+	p = part{from: int64(from), to: int64(to), ops: int64(ops), name: name}
 	return p, err == nil && n == 3 && p.named() == name && p.from >= 0 && p.to > p.from && p.to <= store.MaxTimeNs
 }
 
@@ -247,6 +248,17 @@ func (c *codec) closed() []byte {
 	return binary.LittleEndian.AppendUint32(c.out, crc32.ChecksumIEEE(c.out))
 }
 
+// countedPart returns a kept part that an update has counted, for one that it has not. The mark follows the
+// version.
+func countedPart(b []byte) []byte {
+	c := newKept()
+	counted := true
+	at := len(c.out)
+	c.bools(&counted)
+	c.out = append(c.out, b[at+1:len(b)-4]...)
+	return c.closed()
+}
+
 // openKept returns the codec of a kept value, nil if it is absent, damaged or of another version.
 func openKept(b []byte) *codec {
 	n := len(b) - 4
@@ -381,9 +393,10 @@ func (s scopeSums) of(from, to int64) uint64 {
 func (a *analysis) use(ctx context.Context, k keeper, p *part, key string) (bool, error) {
 	b, err := k.value(ctx, p.name)
 	c := openKept(b)
-	if err != nil || c == nil {
+	if p.counted = c == nil; err != nil || c == nil {
 		return false, err
 	}
+	c.bools(&p.counted)
 	var devices uint64
 	var is string
 	var before, after []byte
@@ -399,7 +412,7 @@ func (a *analysis) use(ctx context.Context, k keeper, p *part, key string) (bool
 	if n.lastEnd > a.to {
 		return false, nil // the interval cuts an operation
 	}
-	if a.update != nil {
+	if a.update != nil && p.counted {
 		return a.setCarries(after), nil
 	}
 	c.uint(&devices)
@@ -410,7 +423,7 @@ func (a *analysis) use(ctx context.Context, k keeper, p *part, key string) (bool
 		c.text(&id)
 		c.tally(t)
 		tallies[id] = t
-		if a.devices[id] == nil && from != a.from {
+		if a.update == nil && a.devices[id] == nil && from != a.from {
 			return false, nil // its idle time begins with the interval
 		}
 	}
@@ -419,6 +432,12 @@ func (a *analysis) use(ctx context.Context, k keeper, p *part, key string) (bool
 	}
 	if !a.setCarries(after) {
 		return false, nil
+	}
+	if a.update != nil { // an analysis kept it
+		for id, t := range tallies {
+			a.update.add(id, t)
+		}
+		return true, k.keep(ctx, p.name, countedPart(b))
 	}
 	a.counts.add(&n)
 	for _, d := range a.order {
@@ -450,6 +469,8 @@ func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, key string,
 	if err == nil {
 		c := newKept()
 		devices := uint64(len(a.order))
+		counted := p.counted || a.update != nil
+		c.bools(&counted)
 		c.text(&key)
 		after := a.carries()
 		c.sized(&before)
@@ -473,8 +494,8 @@ func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, key string,
 	for _, d := range a.order {
 		t := d.tally
 		if d.tally = total[d]; a.update != nil {
-			if err == nil && p.name == "" {
-				a.update.add(d, &t)
+			if err == nil && !p.counted {
+				a.update.add(d.id, &t)
 			}
 			d.steps.base = d.relativeTo(&t)
 			continue

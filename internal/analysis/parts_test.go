@@ -274,6 +274,9 @@ func TestKeepParts(t *testing.T) {
 		if last {
 			k.rows.last = all.last
 		}
+		if i%2 == 1 { // an analysis keeps parts before the update
+			analysed(t, k, Options{})
+		}
 		u := &Update{last: last}
 		_, err := runWith(t.Context(), k, Options{}, u)
 		require.NoError(t, err)
