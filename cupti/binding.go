@@ -203,6 +203,7 @@ func coreStats(s *Stats) {
 	s.ScopesLost = uint64(raw.scopes_lost)
 	s.ScopesMisplaced = uint64(raw.scopes_misplaced)
 	s.StacksLost = uint64(raw.stacks_lost)
+	s.StacksTime = time.Duration(raw.stacks_ns)
 }
 
 func corePush(id uint64) int  { return int(C.gpufl_push_scope(C.uint64_t(id))) }

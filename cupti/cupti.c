@@ -540,7 +540,7 @@ void gpufl_get_stats(gpufl_stats *out) {
   out->lent = core.pool.lent;
   pthread_mutex_unlock(&core.pool.lock);
   gpufl_scope_counts(&out->scopes_lost, &out->scopes_misplaced);
-  out->stacks_lost = gpufl_stacks_lost();
+  gpufl_stacks_counts(&out->stacks_lost, &out->stacks_ns);
 }
 
 // ---- calls of application threads into CUPTI ----

@@ -225,6 +225,7 @@ typedef struct {
   uint64_t scopes_lost;      /* NVTX events and names beyond the capacity. */
   uint64_t scopes_misplaced; /* Scopes ended elsewhere than on top of their thread's stack. */
   uint64_t stacks_lost;      /* Stacks and their events beyond the capacity. */
+  int64_t stacks_ns;         /* Time that launches waited for samples, and samples held the GIL, since gpufl_start. */
   uint32_t allocated;        /* Buffers that exist now. */
   uint32_t lent;             /* Of these, held by CUPTI. */
 } gpufl_stats;

@@ -31,7 +31,7 @@ bool gpufl_stacks_on(void);
  * are at most 1 % of the recording's time, and 50 ms. */
 void gpufl_stacks_launch(uint32_t correlation, const char *symbol);
 
-/* gpufl_stacks_lost returns gpufl_stats.stacks_lost. */
-uint64_t gpufl_stacks_lost(void);
+/* gpufl_stacks_counts returns stacks_lost and stacks_ns of gpufl_stats. */
+void gpufl_stacks_counts(uint64_t *lost, int64_t *spent_ns);
 
 #endif

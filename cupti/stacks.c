@@ -516,6 +516,7 @@ static const char *prepare(void) {
   static method_def definition = {"gpuflight_ends", python_ends, METH_NOARGS_FLAG, NULL};
   if (core.current_frames != NULL) return NULL;
   const char *reason = "the interpreter lacks what reading stacks needs";
+  if (!py.is_initialized()) return "the interpreter has ended";
   int state = py.ensure();
   // Without a GIL frames change while they are read.
   object *gil = get("sys", "_is_gil_enabled");
@@ -688,9 +689,9 @@ const char *gpufl_stacks_reason(void) {
   return reason;
 }
 
-uint64_t gpufl_stacks_lost(void) {
+void gpufl_stacks_counts(uint64_t *lost, int64_t *spent_ns) {
   pthread_mutex_lock(&core.lock);
-  uint64_t lost = core.lost;
+  *lost = core.lost;
+  *spent_ns = core.spent;
   pthread_mutex_unlock(&core.lock);
-  return lost;
 }

@@ -129,8 +129,10 @@ type Stats struct {
 	// ScopesLost counts NVTX events that did not fit, ScopesMisplaced scopes that another thread
 	// ended than began them.
 	ScopesLost, ScopesMisplaced uint64
-	// StacksLost counts stacks that did not fit.
+	// StacksLost counts stacks that did not fit. StacksTime is how long launches waited for samples of
+	// stacks, and samples kept Python from running.
 	StacksLost uint64
+	StacksTime time.Duration
 }
 
 // Reject says why a record was not taken.

@@ -86,9 +86,10 @@ func (s *server) stacks(ctx context.Context, r *request) (any, error) {
 // operations start, by the sums of the timeline. Whole says that this is the interval itself.
 func (s *server) middle(ctx context.Context, r *request, from, to int64) (first, last int64, whole bool, err error) {
 	first, last = from, to
-	// Each round divides the interval by the number of bins, so a burst needs three rounds at most.
+	// Each round divides the interval by the number of bins, so a burst needs a few rounds. Few bins take
+	// less time.
 	for range 4 {
-		t, err := s.store.Timeline(ctx, store.TimelineQuery{Project: r.project, Session: r.session, From: first, To: last, Bins: 2000})
+		t, err := s.store.Timeline(ctx, store.TimelineQuery{Project: r.project, Session: r.session, From: first, To: last, Bins: 200})
 		if err != nil {
 			return 0, 0, false, err
 		}

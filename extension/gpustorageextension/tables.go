@@ -10,7 +10,19 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store"
 )
 
-var _ store.Tables = (*backend)(nil)
+var (
+	_ store.Tables    = (*backend)(nil)
+	_ store.StackSums = (*backend)(nil)
+)
+
+// StacksFromSums implements [store.StackSums].
+func (b *backend) StacksFromSums(ctx context.Context, project, session string) (bool, error) {
+	s, ok := b.Store.(store.StackSums)
+	if !ok {
+		return false, nil
+	}
+	return s.StacksFromSums(ctx, project, session)
+}
 
 // WriteParquet implements [store.Tables].
 func (b *backend) WriteParquet(ctx context.Context, q store.TableQuery, file string) error {

@@ -12,6 +12,7 @@ import (
 	"math"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/semconv"
@@ -253,6 +254,15 @@ func (c *chrome) op(o *store.OpRow) {
 	c.deviceSlice(o, l, start, end, category, args, 0)
 }
 
+// chromeName returns the name of an operation. Tools for PyTorch's traces find copies and sets by the names
+// "Memcpy …" and "Memset …", not by their categories.
+func chromeName(s *store.Shape) string {
+	if rest, ok := strings.CutPrefix(s.Name, "mem"); ok && (s.Operation == store.OpCopy || s.Operation == store.OpSet) {
+		return "Mem" + rest
+	}
+	return s.Name
+}
+
 // deviceSlice writes an operation of a device, and the end of the flow from its launch.
 func (c *chrome) deviceSlice(o *store.OpRow, l *lane, start, end int64, category string, args []arg, flow int64) {
 	c.tracks.added = func(t *track) {
@@ -266,7 +276,7 @@ func (c *chrome) deviceSlice(o *store.OpRow, l *lane, start, end int64, category
 		return
 	}
 	pid := gpuPID + int64(l.gpu.id)
-	c.begin(o.ShapeRef.Name, category, 'X', pid, t.id)
+	c.begin(chromeName(o.ShapeRef), category, 'X', pid, t.id)
 	c.time("ts", start-c.base)
 	c.time("dur", end-start)
 	c.args(args)

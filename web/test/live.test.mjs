@@ -177,3 +177,56 @@ describe("import", () => {
     await page.close();
   });
 });
+
+/** rank is the session of one of two ranks, of which the second is 3 ms late in each third collective. */
+function rank(r) {
+  const int = (key, n) => ({ key, value: { intValue: String(n) } });
+  const kernel = (id, name, stream, from, to) =>
+    span(r * 1000 + id, name, from, to, 0, "kernel", [text("hw.id", `GPU-${r}`), int("cuda.stream.id", stream)]);
+  const spans = [];
+  for (let i = 1, at = 0; i <= 12; i++) {
+    const jitter = ((i * 37) % 11) * 20;
+    const late = i % 3 === 0 ? 3000 : 0;
+    const ready = at + 500 + jitter;
+    const enter = ready + (r === 1 ? late : 0) + 5 * r;
+    const leave = ready + late + 100;
+    spans.push(kernel(2 * i, "gemm", 7, at + 10, ready - 10));
+    spans.push(kernel(2 * i + 1, "ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20, enter, leave));
+    at = leave;
+  }
+  const attributes = [
+    text("service.instance.id", `2222222${r}-2222-3333-4444-555555555555`),
+    text("service.name", "two ranks"),
+    text("cuda.run.id", "run 7"),
+    int("cuda.run.rank", r),
+    int("cuda.run.size", 2),
+  ];
+  return { resourceSpans: [{ resource: { attributes }, scopeSpans: [{ spans }] }] };
+}
+
+describe("ranks", () => {
+  test("the list of sessions leads to the rank that is late, and from there to its spans", async () => {
+    await send(rank(0));
+    await send(rank(1));
+    const page = await open("/?run=run+7");
+    await page.getByRole("link", { name: "ranks", exact: true }).first().click();
+    const table = page.getByRole("table", { name: "Ranks" });
+    await table.waitFor();
+    const row = table.getByRole("row").filter({ hasText: "rank 1" });
+    const answer = await api("/ranks?run=run+7");
+    assert.equal(answer.collectives_total, 12);
+    const late = `${answer.ranks[1].late_ns.toLocaleString("en-US")} ns`;
+    assert.equal(await row.locator("td").nth(3).getAttribute("title"), late);
+    assert.ok(Math.abs(answer.ranks[1].late_ns - 12_000_000) < 200_000, late);
+    await page.getByText("Rank 1 came last in").waitFor();
+    assert.deepEqual(await serious(page), []);
+    await page.setViewportSize({ width: 390, height: 800 });
+    assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390);
+    const delays = page.getByRole("table", { name: "Largest delays" });
+    await delays.getByRole("link").first().click();
+    await page.waitForURL(/ranks\?.*from=/);
+    await delays.getByRole("link", { name: "1", exact: true }).first().click();
+    await page.waitForURL(/sessions\/22222221.*sel=/);
+    await close(page);
+  });
+});

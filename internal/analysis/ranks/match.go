@@ -10,8 +10,12 @@ import (
 )
 
 const (
-	// maxOffsetNs is the largest offset of two clocks that is searched.
+	// maxOffsetNs is the largest offset of two clocks that is searched. It is less for ranks with over
+	// 60,000 collectives in two minutes, because maxVotes bounds the differences that are compared.
 	maxOffsetNs = 60_000_000_000
+	maxVotes    = 2_000_000
+	// maxNear bounds the collectives that are compared with one of the other rank.
+	maxNear = 1000
 	// seedSize is the number of collectives whose times are compared with all of the other rank.
 	seedSize = 128
 	// seedNs bounds their duration, because the clocks drift.
@@ -214,10 +218,21 @@ func (m *matcher) seed(r span) (best seed, ok bool) {
 	for n > 2*minSeed && m.b[r.lowB+n-1].EndNs-m.b[r.lowB].EndNs > seedNs {
 		n--
 	}
+	reach := int64(maxOffsetNs)
+	middle := m.b[(r.lowB+r.highB)/2].EndNs
+	within := func() int {
+		low, _ := slices.BinarySearchFunc(m.a, middle-reach, byEnd)
+		high, _ := slices.BinarySearchFunc(m.a, middle+reach, byEnd)
+		return high - low
+	}
+	n = max(min(n, maxVotes/max(1, within())), min(n, 4*minSeed))
+	for reach > 0 && within()*n > maxVotes {
+		reach /= 2
+	}
 	free := r.highB - r.lowB - n
 	bestShare := 0.0
 	for _, at := range [...]int{free / 2, 0, free, free / 4, free * 3 / 4} {
-		s, share := m.vote(r, r.lowB+at, r.lowB+at+n)
+		s, share := m.vote(r, r.lowB+at, r.lowB+at+n, reach)
 		if share > bestShare {
 			best, bestShare = s, share
 		}
@@ -235,14 +250,16 @@ type vote struct {
 	i    int // index in a
 }
 
-// vote compares b[from:to] with the part of a.
-func (m *matcher) vote(r span, from, to int) (s seed, share float64) {
+func byEnd(c Collective, t int64) int { return cmp.Compare(c.EndNs, t) }
+
+// vote compares b[from:to] with the part of a that ends at most reach before or after it.
+func (m *matcher) vote(r span, from, to int, reach int64) (s seed, share float64) {
 	var votes []vote
 	a := m.a[r.lowA:r.highA]
 	for j := from; j < to; j++ {
 		x := &m.b[j]
-		k, _ := slices.BinarySearchFunc(a, x.EndNs-maxOffsetNs, func(c Collective, t int64) int { return cmp.Compare(c.EndNs, t) })
-		for ; k < len(a) && a[k].EndNs <= x.EndNs+maxOffsetNs; k++ {
+		k, _ := slices.BinarySearchFunc(a, x.EndNs-reach, byEnd)
+		for ; k < len(a) && a[k].EndNs <= x.EndNs+reach && len(votes) < 2*maxVotes; k++ {
 			if a[k].Name == x.Name {
 				votes = append(votes, vote{x.EndNs - a[k].EndNs, j, k + r.lowA})
 			}
@@ -417,9 +434,9 @@ func (m *matcher) nearest(t, tolerance int64, name string, low, high int) int {
 		return -1
 	}
 	a := m.a[low:high]
-	k, _ := slices.BinarySearchFunc(a, t-tolerance, func(c Collective, t int64) int { return cmp.Compare(c.EndNs, t) })
+	k, _ := slices.BinarySearchFunc(a, t-tolerance, byEnd)
 	best, bestDistance := -1, tolerance+1
-	for ; k < len(a) && a[k].EndNs <= t+tolerance; k++ {
+	for end := min(len(a), k+maxNear); k < end && a[k].EndNs <= t+tolerance; k++ {
 		if d := max(a[k].EndNs-t, t-a[k].EndNs); a[k].Name == name && d < bestDistance {
 			best, bestDistance = low+k, d
 		}

@@ -170,6 +170,19 @@ func TestRun_Scopes(t *testing.T) {
 	assert.Equal(t, AllReduce, got.Collectives[0].Kind)
 }
 
+// TestRun_EqualTimes has ranks whose collectives all end at one time, as no device does.
+func TestRun_EqualTimes(t *testing.T) {
+	c := newCluster(3, 2)
+	for range 8000 {
+		for r := range 2 {
+			c.op(r, commLane, allReduce, trueBase, trueBase, trueBase+ms)
+		}
+	}
+	got := analyse(t, c.inputs(nil))
+	assert.Len(t, got.Groups, 1)
+	assert.Positive(t, got.Total)
+}
+
 func TestRun_Incomplete(t *testing.T) {
 	c := newCluster(8, 3)
 	c.train(30, delay{})

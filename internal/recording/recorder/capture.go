@@ -111,7 +111,7 @@ func (e *engine) summary(failure string, end int64) Summary {
 	}
 	s.Spans.ScopesLeftOut = e.scopes.leftOut
 	s.Windows = e.windows.summary()
-	s.NoStacks = e.src.NoStacks()
+	s.StacksSeconds, s.NoStacks = stats.StacksTime.Seconds(), e.src.NoStacks()
 	s.Overhead = e.overhead.summary(e.cfg.OverheadBudget)
 	for i, n := range stats.Rejected {
 		if n > 0 {
@@ -318,6 +318,9 @@ func (s *Summary) sentence() string {
 		if o.Failure != "" {
 			b.WriteString("; " + o.Failure)
 		}
+	}
+	if s.StacksSeconds > 0 {
+		fmt.Fprintf(&b, ", %.2g s spent on host stacks", s.StacksSeconds)
 	}
 	if s.NoStacks != "" {
 		b.WriteString("; no host stacks: " + s.NoStacks)

@@ -172,6 +172,8 @@ type Summary struct {
 	Windows *WindowCounts `json:"deep_windows,omitempty"`
 	// Overhead is the result of the overhead budget. It is nil without a budget.
 	Overhead *OverheadSummary `json:"overhead,omitempty"`
+	// StacksSeconds is the time that samples of host stacks took from the program, of all threads.
+	StacksSeconds float64 `json:"stacks_seconds,omitempty"`
 	// NoStacks is why host stacks were requested and not sampled.
 	NoStacks string `json:"no_stacks,omitempty"`
 	// OverheadSeconds is the overhead that CUPTI reports. OwnSeconds is the recorder's processor

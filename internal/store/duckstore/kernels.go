@@ -82,44 +82,104 @@ func (v *view) rollupParts(ctx context.Context, lane, path bool) ([]kernelPart, 
 	})
 }
 
-// rowParts reads the statistics of an interval from operations.
-func (v *view) rowParts(ctx context.Context, lane, path bool, from, to int64) ([]kernelPart, error) {
+// rowParts reads the statistics of an interval from operations. The place of a part is an index in paths,
+// which is nil for statistics that are not by path.
+func (v *view) rowParts(ctx context.Context, lane bool, paths *pathsOfPlaces, from, to int64) ([]kernelPart, error) {
 	var f filter
 	f.interval("start_ns", "", from, to, false)
 	columns := []string{"0::UINTEGER", "shape", "0::UINTEGER", "0::UINTEGER", bucketSQL}
 	if lane {
 		columns[0] = "lane"
 	}
-	if path {
-		columns[2] = "place"
+	rows := "SELECT *, greatest(dur_ns, 0) AS d FROM {ops}" + f.where()
+	if paths != nil {
+		columns[2] = "coalesce(g, 0)"
+		rows = "SELECT * FROM (" + rows + ") o LEFT JOIN (SELECT unnest(?::UINTEGER[]) AS id, unnest(?::UINTEGER[]) AS g) p ON p.id = o.place"
+		f.args = append(f.args, paths.places, paths.indices)
 	}
-	return cached(v, fmt.Sprint("kernels ", lane, path, from, " ", to), func() ([]kernelPart, int, error) {
-		out, err := v.parts(ctx, "SELECT "+strings.Join(columns, ", ")+", count(*), "+lowBits("d")+", max(d), "+lowBits(queueSQL)+", "+
-			lowBits("bytes")+", NULL FROM (SELECT *, greatest(dur_ns, 0) AS d FROM {ops}"+f.where()+") GROUP BY 1, 2, 3, 4, 5", f.args)
-		return out, len(out), err
+	return v.parts(ctx, "SELECT "+strings.Join(columns, ", ")+", count(*), "+lowBits("d")+", max(d), "+lowBits(queueSQL)+", "+
+		lowBits("bytes")+", NULL FROM ("+rows+") GROUP BY 1, 2, 3, 4, 5", f.args)
+}
+
+// pathsOfPlaces has the index of the path of each place, 0 for the root.
+type pathsOfPlaces struct {
+	places, indices []uint32
+	paths           [][]string
+}
+
+// placePaths finds the paths of the places of an interval. There can be one place for each kernel.
+func (v *view) placePaths(ctx context.Context, from, to int64) (*pathsOfPlaces, error) {
+	var f filter
+	f.interval("start_ns", "", from, to, false)
+	ids := idSet{}
+	err := v.each(ctx, "SELECT DISTINCT place FROM {ops}"+f.where(), f.args, func(r *sql.Rows) error {
+		var id uint32
+		err := r.Scan(&id)
+		ids.add(id)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	places, err := v.places(ctx, ids)
+	if err != nil {
+		return nil, err
+	}
+	t, err := v.pathsOf(ctx, places)
+	if err != nil {
+		return nil, err
+	}
+	out := &pathsOfPlaces{paths: [][]string{nil}}
+	index := map[string]uint32{"": 0}
+	for id, p := range places {
+		names := t.place(p)
+		i, ok := index[pathKey(names)]
+		if !ok {
+			i = uint32(len(out.paths))
+			index[pathKey(names)] = i
+			out.paths = append(out.paths, names)
+		}
+		out.places, out.indices = append(out.places, id), append(out.indices, i)
+	}
+	return out, nil
+}
+
+// partsByPath is statistics with the paths that they refer to.
+type partsByPath struct {
+	parts []kernelPart
+	paths map[where][]string
+}
+
+// pathParts reads the statistics of an interval by path, or of the whole session. While chains are stale,
+// it reads operations.
+func (v *view) pathParts(ctx context.Context, lane bool, from, to int64) (p partsByPath, err error) {
+	if from == 0 && to == 0 && (!v.stale || v.dropped) {
+		if p.parts, err = v.rollupParts(ctx, lane, true); err == nil {
+			p.paths, err = v.partPaths(ctx, p.parts)
+		}
+		return p, err
+	}
+	return cached(v, fmt.Sprint("paths ", lane, from, " ", to), func() (p partsByPath, n int, err error) {
+		of, err := v.placePaths(ctx, from, to)
+		if err != nil {
+			return p, 0, err
+		}
+		p.paths = map[where][]string{}
+		for i, names := range of.paths {
+			p.paths[where{place: uint32(i)}] = names
+		}
+		p.parts, err = v.rowParts(ctx, lane, of, from, to)
+		return p, len(p.parts), err
 	})
 }
 
-type placesOf func(context.Context, idSet) (map[uint32]*store.Place, error)
-
-// pathParts reads the statistics of the whole session by path. While chains are stale, it reads operations. The
-// function returns the places that the parts refer to.
-func (v *view) pathParts(ctx context.Context, lane bool) ([]kernelPart, placesOf, error) {
-	if v.stale && !v.dropped {
-		parts, err := v.rowParts(ctx, lane, true, 0, 0)
-		return parts, v.places, err
-	}
-	parts, err := v.rollupParts(ctx, lane, true)
-	return parts, v.sites, err
-}
-
-// partPaths returns the paths of parts.
-func (v *view) partPaths(ctx context.Context, parts []kernelPart, placesOf placesOf) (map[where][]string, error) {
+// partPaths returns the paths of parts of rollups.
+func (v *view) partPaths(ctx context.Context, parts []kernelPart) (map[where][]string, error) {
 	ids := idSet{}
 	for i := range parts {
 		ids.add(parts[i].place)
 	}
-	places, err := placesOf(ctx, ids)
+	places, err := v.sites(ctx, ids)
 	if err != nil {
 		return nil, err
 	}
@@ -155,16 +215,19 @@ func (v *view) parts(ctx context.Context, query string, args []any) ([]kernelPar
 
 func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.KernelStat, error) {
 	byPath, byLane := q.Group == store.GroupPath || q.Path != nil, q.Group == store.GroupLane
-	places := v.places
 	var parts []kernelPart
+	var names map[where][]string
 	var err error
 	switch {
-	case q.From != 0 || q.To != 0:
-		parts, err = v.rowParts(ctx, byLane, byPath, q.From, q.To)
 	case byPath:
-		var of placesOf
-		parts, of, err = v.pathParts(ctx, byLane)
-		places = of
+		var p partsByPath
+		p, err = v.pathParts(ctx, byLane, q.From, q.To)
+		parts, names = p.parts, p.paths
+	case q.From != 0 || q.To != 0:
+		parts, err = cached(v, fmt.Sprint("kernels ", byLane, q.From, " ", q.To), func() ([]kernelPart, int, error) {
+			out, err := v.rowParts(ctx, byLane, nil, q.From, q.To)
+			return out, len(out), err
+		})
 	default:
 		parts, err = v.rollupParts(ctx, byLane, false)
 	}
@@ -183,10 +246,6 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 	order := map[uint32]uint64{} // of lanes and paths
 	paths, below := map[where]uint32{}, map[where]bool{}
 	if byPath {
-		names, err := v.partPaths(ctx, parts, places)
-		if err != nil {
-			return nil, err
-		}
 		v.kernelPaths(q, names, paths, below, order)
 	}
 	if q.Group == store.GroupLane {

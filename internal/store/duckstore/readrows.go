@@ -177,7 +177,7 @@ func (v *view) shortest(ctx context.Context, q *store.OpQuery, n int) (int64, er
 	}
 	var paths map[where][]string
 	if q.Path != nil {
-		if paths, err = v.partPaths(ctx, parts, v.sites); err != nil {
+		if paths, err = v.partPaths(ctx, parts); err != nil {
 			return 0, err
 		}
 	}

@@ -165,24 +165,20 @@ func (v *view) nodes(ctx context.Context) ([]*scopeNode, error) {
 		n.WallNs += p.ns
 		n.buckets[p.bucket] += p.n
 	}
-	parts, placesOf, err := v.pathParts(ctx, false)
+	of, err := v.pathParts(ctx, false, 0, 0)
 	if err != nil {
 		return nil, err
 	}
 	shapeIDs := idSet{}
-	for i := range parts {
-		shapeIDs.add(parts[i].shape)
+	for i := range of.parts {
+		shapeIDs.add(of.parts[i].shape)
 	}
 	shapes, err := v.shapes(ctx, shapeIDs)
 	if err != nil {
 		return nil, err
 	}
-	paths, err := v.partPaths(ctx, parts, placesOf)
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range parts {
-		n := get(paths[p.where()])
+	for _, p := range of.parts {
+		n := get(of.paths[p.where()])
 		switch orEmpty(shapes[p.shape]).Operation {
 		case store.OpKernel:
 			n.Kernels += p.n

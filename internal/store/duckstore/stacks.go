@@ -113,7 +113,7 @@ func (v *view) rollupStacks(ctx context.Context, n int) ([]store.StackSum, error
 	if err != nil {
 		return nil, err
 	}
-	paths, err := v.partPaths(ctx, parts, v.sites)
+	paths, err := v.partPaths(ctx, parts)
 	if err != nil {
 		return nil, err
 	}

@@ -76,7 +76,7 @@ function Functions() {
           </Link>
         )}
         <span className={ui.muted}>
-          {count(total)} samples in {count(list.length)} functions
+          {total > 0 ? `${count(total)} samples` : "Counters, no samples,"} in {count(list.length)} functions
         </span>
         {functions.data.truncated && <Badge tone="warn">the list is truncated</Badge>}
       </div>

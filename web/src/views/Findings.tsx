@@ -171,16 +171,18 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
                   <Bar share={share(c.ns)} />
                 </td>
                 <td>
-                  {longest(c.cause).map((g) => (
+                  {longest(c.cause).map((g, i) => (
                     <span
                       key={g.start}
+                      className={ui.nowrap}
                       title={[[g.call, g.scope].filter(Boolean).join(", in scope "), g.delay_stack]
                         .filter(Boolean)
                         .join("\n")}
                     >
+                      {i > 0 && ", "}
                       <Show start={g.start} ns={g.duration_ns}>
                         {duration(g.duration_ns)}
-                      </Show>{" "}
+                      </Show>
                     </span>
                   ))}
                 </td>
