@@ -28,6 +28,7 @@ Usage:
   gpuflight export [flags] SESSION|FILE   write a session for Perfetto, Chrome, pprof and others: gpuflight export --help
   gpuflight key [flags] create|...        create, list and revoke API keys of a Collector: gpuflight key --help
   gpuflight report [flags] FILE...        summarize recordings: gpuflight report --help
+  gpuflight diff [flags] A B              say what changed between two recordings or sessions: gpuflight diff --help
   gpuflight mcp [flags] [FILE...]         answer programs with language models (MCP): gpuflight mcp --help
   gpuflight ranks [flags] FILE|SESSION... find the rank of a distributed run that the others waited for: gpuflight ranks --help
   gpuflight deep [flags] PID              open a deep-profiling window in a recorded process: gpuflight deep --help
@@ -58,7 +59,7 @@ func traceCommand(args []string, stdout, stderr io.Writer) ending {
 }
 
 // run returns the exit status: 0 for success, 1 for a failure, 2 for a usage error. The command
-// deep also returns 3 if its request was refused.
+// deep also returns 3 if its request was refused. For diff see diffUsage.
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if len(args) == 0 {
 		fmt.Fprint(stderr, usage)
@@ -68,6 +69,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	switch args[0] {
 	case "deep":
 		return deepCommand(ctx, args[1:], stdout, stderr)
+	case "diff":
+		return diffCommand(ctx, args[1:], stdout, stderr)
 	case "doctor":
 		err = runDoctor(ctx, args[1:], stdout)
 	case "export":

@@ -18,6 +18,17 @@ import (
 // keyVariable is the environment variable with the API key for a Collector that requires one.
 const keyVariable = "GPUFLIGHT_KEY"
 
+// defaultURL is the address of the query API of config/local.yaml.
+const defaultURL = "http://127.0.0.1:8686"
+
+// checkURL returns a usage error for a value of --url that is not an address.
+func checkURL(address string) error {
+	if u, err := url.Parse(address); err != nil || u.Host == "" {
+		return &usageError{fmt.Errorf("--url %q: write for example %s", address, defaultURL)}
+	}
+	return nil
+}
+
 // queryAPI is a client of the Collector's query API (extension/gpuqueryextension/openapi.yaml).
 type queryAPI struct{ address string }
 
@@ -124,6 +135,15 @@ func (a queryAPI) find(ctx context.Context, id string) (storedSession, error) {
 		return found[0], nil
 	}
 	return storedSession{}, fmt.Errorf("%d sessions have an id that begins with %q: give more of it", len(found), id)
+}
+
+// baseline is a name of a session.
+type baseline struct{ Name, Session string }
+
+func (a queryAPI) baselines(ctx context.Context) ([]baseline, error) {
+	var answer struct{ Baselines []baseline }
+	err := a.do(ctx, http.MethodGet, "/baselines", nil, &answer)
+	return answer.Baselines, err
 }
 
 // add imports an exported session and returns its id.

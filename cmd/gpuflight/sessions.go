@@ -20,12 +20,15 @@ import (
 )
 
 const sessionsUsage = `gpuflight sessions works with the sessions in the store of a Collector. Instead of an id, the beginning
-of an id is enough. Pinned sessions are never deleted by the store itself. If the Collector requires a key, set
+of an id is enough. Pinned sessions and baselines are never deleted by the store itself. If the Collector requires a key, set
 GPUFLIGHT_KEY.
 
 Usage:
   gpuflight sessions [flags] list [TEXT]         list sessions, of which the id, application, host or run contains TEXT
   gpuflight sessions [flags] pin|unpin ID...
+  gpuflight sessions [flags] baselines           list the names of sessions that others are compared with
+  gpuflight sessions [flags] baseline NAME ID    give a session a name, which another session loses
+  gpuflight sessions [flags] delete-baseline NAME
   gpuflight sessions [flags] delete ID...
   gpuflight sessions [flags] export ID FILE      write a session to a new file
   gpuflight sessions [flags] import FILE...      add sessions from exported files
@@ -40,7 +43,7 @@ Flags:
 func runSessions(ctx context.Context, args []string, stdout io.Writer) error {
 	fs := flag.NewFlagSet("sessions", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
-	address := fs.String("url", "http://127.0.0.1:8686", "address of the Collector's query API")
+	address := fs.String("url", defaultURL, "address of the Collector's query API")
 	args, err := parse(fs, args, sessionsUsage, stdout)
 	if err != nil {
 		return err
@@ -48,8 +51,8 @@ func runSessions(ctx context.Context, args []string, stdout io.Writer) error {
 	if len(args) == 0 {
 		args = []string{""}
 	}
-	if u, err := url.Parse(*address); err != nil || u.Host == "" {
-		return &usageError{fmt.Errorf("--url %q: write for example http://127.0.0.1:8686", *address)}
+	if err := checkURL(*address); err != nil {
+		return err
 	}
 	api := queryAPI{*address}
 	action, rest := args[0], args[1:]
@@ -76,6 +79,25 @@ func runSessions(ctx context.Context, args []string, stdout io.Writer) error {
 		return each(http.MethodDelete, "/pin", "unpinned")
 	case action == "delete" && count > 0:
 		return each(http.MethodDelete, "", "deleted")
+	case action == "baselines" && count == 0:
+		return listBaselines(ctx, api, stdout)
+	case action == "baseline" && count == 2:
+		found, err := api.find(ctx, rest[1])
+		if err != nil {
+			return err
+		}
+		query := url.Values{"session": {found.ID}}
+		if err := api.do(ctx, http.MethodPut, "/baselines/"+url.PathEscape(rest[0])+"?"+query.Encode(), nil, nil); err != nil {
+			return err
+		}
+		fmt.Fprintf(stdout, "%s is now %s\n", rest[0], found.ID)
+		return nil
+	case action == "delete-baseline" && count == 1:
+		if err := api.do(ctx, http.MethodDelete, "/baselines/"+url.PathEscape(rest[0]), nil, nil); err != nil {
+			return err
+		}
+		fmt.Fprintf(stdout, "deleted the name %s\n", rest[0])
+		return nil
 	case action == "export" && count == 2:
 		found, err := api.find(ctx, rest[0])
 		if err != nil {
@@ -92,7 +114,7 @@ func runSessions(ctx context.Context, args []string, stdout io.Writer) error {
 		}
 		return nil
 	}
-	return &usageError{errors.New("use list, pin, unpin, delete, export or import with the arguments that --help shows")}
+	return &usageError{errors.New("use list, pin, unpin, baselines, baseline, delete-baseline, delete, export or import with the arguments that --help shows")}
 }
 
 func listSessions(ctx context.Context, api queryAPI, text string, stdout io.Writer) error {
@@ -118,6 +140,23 @@ func listSessions(ctx context.Context, api queryAPI, text string, stdout io.Writ
 			time.Unix(0, s.Start).Format(time.DateTime), time.Duration(s.DurationNs).Round(time.Millisecond),
 			report.Count(uint64(s.Operations["kernel"])), time.Duration(s.KernelNs).Round(time.Microsecond),
 			humanize.IBytes(uint64(s.Bytes)), state)
+	}
+	return w.Flush()
+}
+
+func listBaselines(ctx context.Context, api queryAPI, stdout io.Writer) error {
+	list, err := api.baselines(ctx)
+	if err != nil {
+		return err
+	}
+	if len(list) == 0 {
+		fmt.Fprintln(stdout, "no baselines")
+		return nil
+	}
+	w := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "NAME\tSESSION")
+	for _, b := range list {
+		fmt.Fprintf(w, "%s\t%s\n", b.Name, b.Session)
 	}
 	return w.Flush()
 }

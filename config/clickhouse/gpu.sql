@@ -8,8 +8,8 @@
 --
 -- A row that is written twice is in a table twice until ClickHouse merges parts. Read with FINAL.
 --
--- gpu_sessions has up to three rows for a session: Kind 'data' states the time of the last write,
--- 'seal' that of sealing, 'pin' whether retention keeps the session. gpu_stats, gpu_lod and gpu_long are
+-- gpu_sessions has rows for a session: Kind 'data' states the time of the last write, 'seal' that of
+-- sealing, 'pin' whether retention keeps the session, 'baseline:NAME' whether it has this name. gpu_stats, gpu_lod and gpu_long are
 -- sums of a sealed session, made from the rows. They belong to the seal whose Rollup they have.
 --
 -- A time to live deletes rows by their own age, pinned or not:

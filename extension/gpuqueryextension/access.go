@@ -127,6 +127,7 @@ func short(text string) string { return text[:min(len(text), 300)] }
 // event names what a request does for the audit log, or is "" for reads.
 func event(r *http.Request) string {
 	pin := strings.HasSuffix(r.URL.Path, "/pin")
+	baseline := strings.HasPrefix(r.URL.Path, "/api/v1/baselines/")
 	switch {
 	case r.Method == http.MethodGet && strings.HasSuffix(r.URL.Path, "/export"):
 		return "export"
@@ -138,6 +139,8 @@ func event(r *http.Request) string {
 		return "demo"
 	case r.URL.Path == sqlPath:
 		return "sql"
+	case baseline:
+		return "baseline"
 	case r.Method == http.MethodPut && pin:
 		return "pin"
 	case r.Method == http.MethodDelete && pin:

@@ -22,6 +22,8 @@ type Options struct {
 	Deadline time.Time
 	// NoSteps skips the search for steps, which reads more than a short interval.
 	NoSteps bool
+
+	profile *profiler // sees all operations if it is not nil
 }
 
 // maxShapes bounds the shapes whose properties are kept between operations.
@@ -52,6 +54,11 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 	if a.scopes, a.more, err = src.Scopes(ctx, a.from, a.to, ruleScopes); err != nil {
 		return nil, err
 	}
+	if a.profile = o.profile; a.profile != nil {
+		if err = a.profile.begin(ctx, src, a); err != nil {
+			return nil, err
+		}
+	}
 	rule := "scopes"
 	if !o.NoSteps {
 		a.steps, a.rule = stepScopes(a.scopes)
@@ -69,7 +76,7 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 		}
 	}
 	a.rule = rule + pathSeparator + a.rule
-	if k, ok := src.(keeper); ok {
+	if k, ok := src.(keeper); ok && o.profile == nil {
 		err = a.sweepParts(ctx, k, first, o)
 	} else {
 		err = a.sweep(ctx, src, a.from, a.to, o.Deadline)
@@ -150,6 +157,7 @@ type analysis struct {
 	reached int64  // the end of what has been added
 
 	update    *Update   // nil for an analysis
+	profile   *profiler // nil without a profile
 	scopeSums scopeSums // for the keys of parts
 	more      bool      // scopes has only the first scopes of the interval
 }
@@ -264,6 +272,9 @@ func (a *analysis) visit(row *store.OpRow) {
 		w.launched, w.queueNs = false, store.Int{}
 	}
 	d.add(&w)
+	if a.profile != nil && row.StartNs >= a.from {
+		a.profile.add(d, row, &w)
+	}
 	if op == store.OpKernel {
 		if row.QueueNs.OK && row.StartNs >= a.from {
 			d.queue.add(row.QueueNs.V)
@@ -346,14 +357,19 @@ func (a *analysis) finish(to int64) *Result {
 	return r
 }
 
-// addSteps adds the steps of the device with the most kernel time.
-func (a *analysis) addSteps(r *Result, rule, name string) {
-	var most *device
+// busiest returns the device with the most kernel time, nil without devices.
+func (a *analysis) busiest() (most *device) {
 	for _, d := range a.order {
 		if most == nil || d.kernelNs > most.kernelNs || d.kernelNs == most.kernelNs && d.id < most.id {
 			most = d
 		}
 	}
+	return most
+}
+
+// addSteps adds the steps of the device with the most kernel time.
+func (a *analysis) addSteps(r *Result, rule, name string) {
+	most := a.busiest()
 	if most == nil {
 		most = &device{}
 	}

@@ -37,6 +37,7 @@ type causesOf struct {
 	id, service string
 	resource    store.Attrs
 	rows        analysis.Collection
+	kernelNs    int64
 }
 
 // SessionCauses is the analysis of one session.
@@ -70,6 +71,11 @@ func (c *Causes) Traces(td ptrace.Traces) {
 				}
 			}
 		}
+		for i := range b.Ops {
+			if o := &b.Ops[i]; b.Shapes[o.Shape].Operation == store.OpKernel {
+				s.kernelNs += max(o.EndNs-o.StartNs, 0)
+			}
+		}
 		s.rows.Add(b)
 		c.n += len(b.Ops)
 	}
@@ -94,6 +100,28 @@ func (c *Causes) Results(ctx context.Context) (list []SessionCauses, problem str
 		}
 	}
 	return list, "", nil
+}
+
+// Profile returns what a comparison needs of the session with the most kernel time, and the number of
+// sessions with kernels. The profile is nil if there is none. The error also says that there were too many operations.
+func (c *Causes) Profile(ctx context.Context) (p *analysis.Profile, sessions int, err error) {
+	if c.full {
+		return nil, 0, fmt.Errorf("more than %s operations: send the recordings to a Collector and compare its sessions", Count(maxOperations))
+	}
+	var most *causesOf
+	for _, s := range c.order {
+		if s.kernelNs > 0 {
+			sessions++
+			if most == nil || s.kernelNs > most.kernelNs {
+				most = s
+			}
+		}
+	}
+	if most == nil {
+		return nil, 0, nil
+	}
+	p, err = analysis.NewProfile(ctx, &most.rows, analysis.Options{})
+	return p, sessions, err
 }
 
 // Scopes returns the scopes of all sessions with the work in them and below; nil if there were too many

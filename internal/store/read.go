@@ -4,7 +4,10 @@ package store
 
 import (
 	"context"
+	"fmt"
+	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // Reader answers queries. All stores give equal answers: to the nanosecond, to the byte, and in the
@@ -114,6 +117,8 @@ type Reader interface {
 	// a float64, and points with Data by 0. NaN is neither smallest nor largest. Of equal points
 	// the earliest counts.
 	Points(ctx context.Context, q PointQuery) ([]PointRow, error)
+	// Baselines returns the baselines of a project by name.
+	Baselines(ctx context.Context, project string) ([]Baseline, error)
 	// Trace returns the sessions that have operations, spans, samples or logs of a trace, by
 	// FirstNs and session. They include the session "". The zero trace is invalid.
 	Trace(ctx context.Context, project string, trace TraceID) ([]TraceRef, error)
@@ -123,14 +128,17 @@ type Reader interface {
 type Admin interface {
 	// Pin protects a session from retention, or ends that.
 	Pin(ctx context.Context, project, session string, pinned bool) error
-	// Delete removes a session.
+	// SetBaseline gives a session a name, see [Baseline]. Another session loses it. An empty session
+	// removes the name, and gives ErrNotFound if there is none. [CheckBaseline] has the limits of names.
+	SetBaseline(ctx context.Context, project, name, session string) error
+	// Delete removes a session and its baselines.
 	Delete(ctx context.Context, project, session string) error
 	// Seal compacts a session that gets no more data now. It changes no answer except Sealed and
 	// Bytes. New rows open the session again. Sealing twice changes nothing.
 	Seal(ctx context.Context, project, session string) error
 	// Retain applies the limits once and returns what it deleted, in this order: MaxAge, MaxSize,
 	// MinFree, RawMaxAge, and for each the smallest LastNs first, then by project and id. Only
-	// sealed sessions that are not pinned are deleted. A day of data without a session counts as a
+	// sealed sessions that are not pinned and no baseline are deleted. A day of data without a session counts as a
 	// sealed session that ends with the day.
 	Retain(ctx context.Context, limits Retention) ([]Deleted, error)
 	// Export writes a session to a new file, and Import adds a session from such a file. The file
@@ -146,6 +154,23 @@ type Store interface {
 	Admin
 	// Close ends the store after running calls have returned.
 	Close(ctx context.Context) error
+}
+
+// Baseline is a name for a session that others are compared with. A session can have several. Retention
+// keeps it.
+type Baseline struct{ Name, Session string }
+
+// maxBaseline is the length of the longest name of a baseline in bytes.
+const maxBaseline = 100
+
+// CheckBaseline returns an error that wraps ErrInvalid unless a name has 1 to 100 bytes of UTF-8, without
+// control characters and slashes.
+func CheckBaseline(name string) error {
+	control := func(r rune) bool { return r < ' ' || r == 0x7f || r == '/' || r == utf8.RuneError }
+	if name == "" || len(name) > maxBaseline || strings.ContainsFunc(name, control) {
+		return fmt.Errorf("name of a baseline: must have 1 to %d bytes of UTF-8 without control characters and slashes: %w", maxBaseline, ErrInvalid)
+	}
+	return nil
 }
 
 // SessionQuery selects sessions. Empty fields select all.

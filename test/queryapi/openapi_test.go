@@ -149,6 +149,7 @@ func known(t *testing.T, a *api) map[string][]string {
 	add("/texts", "texts", "key", "key")
 	add("/logs?limit=9999", "logs", "event", "event")
 	values["shapes"], values["ids"], values["lanes"] = values["shape"], values["shape"], values["lane"]
+	values["a"], values["b"] = values["session"], values["session"]
 	values["id"] = slices.Concat(values["path"], values["lane"])
 	return values
 }

@@ -183,6 +183,27 @@ describe("findings", () => {
   });
 });
 
+describe("compare", () => {
+  test("shows the verdict, the step and its parts as the API gives them", async () => {
+    const page = await open(`/compare?a=${minigpt}&b=${minigpt}`);
+    const verdict = page.getByRole("region", { name: "Verdict" });
+    await verdict.waitFor();
+    const answer = await page.evaluate((s) => fetch(`/api/v1/compare?a=${s}&b=${s}`).then((r) => r.json()), minigpt);
+    assert.equal(answer.verdict, answer.a.steps < 6 ? "untested" : "same");
+    await verdict.getByText(answer.text).waitFor();
+    for (const w of answer.warnings) await verdict.getByText(w).waitFor();
+    const steps = verdict.getByRole("table", { name: "Steps" });
+    assert.equal(await steps.locator("tbody tr").count(), answer.step ? 1 + answer.parts.length : 0);
+    const kernels = page.getByRole("table", { name: "Differences" });
+    const shown = await kernels.locator("tbody tr td:last-child").allInnerTexts();
+    const statuses = new Set(answer.kernels.map((k) => k.status));
+    assert.ok(shown.length > 0 && shown.every((s) => s === "" || statuses.has(s)), String(shown));
+    await verdict.getByRole("link", { name: /steps/ }).first().click();
+    await page.waitForURL(/findings/);
+    await close(page);
+  });
+});
+
 describe("accessibility", () => {
   for (const [name, path] of Object.entries(pages)) {
     test(`${name}: axe in both themes, and no horizontal scrolling on a phone`, async () => {

@@ -156,7 +156,7 @@ func (s *Store) units(ctx context.Context) ([]unit, error) {
 				return nil, err
 			}
 			units = append(units, days...)
-		} else if st.sealed && !st.pinned {
+		} else if st.sealed && !st.pinned && len(st.baselines) == 0 {
 			ended[k.project] = append(ended[k.project], v)
 		}
 	}

@@ -30,6 +30,7 @@ type mark struct {
 type state struct {
 	exists, sealed, pinned, dropped bool
 	written, seal                   mark
+	baselines                       map[string]mark // by name; nil for none
 }
 
 // rollups reports whether the sums of the seal are those of the rows.
@@ -100,6 +101,8 @@ func (s *Store) states(ctx context.Context, condition string, args ...any) (map[
 				st.seal, st.dropped = m, m.flag
 			case "pin":
 				st.pinned = m.flag
+			default:
+				st.baseline(m)
 			}
 			return nil
 		})

@@ -139,6 +139,9 @@ func (s *Store) Delete(ctx context.Context, project, id string) error {
 	if err == nil {
 		err = s.remove(ctx, sess, sess.segments)
 	}
+	if err == nil {
+		err = s.removeBaselines(k)
+	}
 	if err != nil {
 		return fmt.Errorf("delete: %w", err)
 	}
@@ -274,7 +277,7 @@ func (s *Store) units() []unit {
 			for _, seg := range sess.segments {
 				units = append(units, unit{sess, []*segment{seg}, seg.from + dayNs - 1})
 			}
-		} else if sess.sealed && !sess.pinned && s.journal.backlog(k) == nil {
+		} else if sess.sealed && !sess.pinned && !s.isBaseline(k) && s.journal.backlog(k) == nil {
 			units = append(units, unit{sess, sess.segments, sess.info.LastNs})
 		}
 	}

@@ -37,10 +37,11 @@ type Store struct {
 	write  sync.Mutex // one transaction at a time
 	writer *sql.Conn
 
-	mu       sync.RWMutex // the fields below and the contents of all sessions
-	sessions map[sessionKey]*session
-	closed   bool
-	loaded   bool // all segments of the directory are known
+	mu        sync.RWMutex // the fields below and the contents of all sessions
+	sessions  map[sessionKey]*session
+	baselines []baselineEntry // written with write too
+	closed    bool
+	loaded    bool // all segments of the directory are known
 
 	attach   sync.Mutex // attachments of segments
 	released *sync.Cond
@@ -106,7 +107,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if s.writer, err = s.db.Conn(ctx); err != nil {
 		return nil, fmt.Errorf("open DuckDB: %w", err)
 	}
-	if err = s.load(ctx); err != nil {
+	if err = errors.Join(s.load(ctx), s.loadBaselines()); err != nil {
 		return nil, fmt.Errorf("open store %s: %w", dir, err)
 	}
 	s.loaded, s.catalogSaved = true, time.Now()

@@ -31,12 +31,15 @@ const (
 // Memory is a store in memory, for tests. It supports all of [store.Store] except Export and
 // Import, and it has no limit on the free space.
 type Memory struct {
-	mu       sync.Mutex
-	sessions map[sessionID]*session
+	mu        sync.Mutex
+	sessions  map[sessionID]*session
+	baselines map[sessionID]string // sessions by project and name
 }
 
 // NewMemory returns an empty store.
-func NewMemory() *Memory { return &Memory{sessions: map[sessionID]*session{}} }
+func NewMemory() *Memory {
+	return &Memory{sessions: map[sessionID]*session{}, baselines: map[sessionID]string{}}
+}
 
 type sessionID struct{ project, session string }
 
@@ -333,7 +336,59 @@ func (m *Memory) Seal(ctx context.Context, project, id string) error {
 
 // Delete implements [store.Admin].
 func (m *Memory) Delete(ctx context.Context, project, id string) error {
-	return m.change(ctx, project, id, func(*session) { delete(m.sessions, sessionID{project, id}) })
+	return m.change(ctx, project, id, func(*session) {
+		delete(m.sessions, sessionID{project, id})
+		maps.DeleteFunc(m.baselines, func(name sessionID, session string) bool { return name.project == project && session == id })
+	})
+}
+
+// SetBaseline implements [store.Admin].
+func (m *Memory) SetBaseline(ctx context.Context, project, name, id string) error {
+	if err := store.CheckBaseline(name); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("baseline: %w", err)
+	}
+	if id != "" {
+		if _, err := m.find(ctx, project, id, false); err != nil {
+			return err
+		}
+		m.baselines[sessionID{project, name}] = id
+		return nil
+	}
+	if _, ok := m.baselines[sessionID{project, name}]; !ok {
+		return fmt.Errorf("baseline %q: %w", name, store.ErrNotFound)
+	}
+	delete(m.baselines, sessionID{project, name})
+	return nil
+}
+
+// Baselines implements [store.Reader].
+func (m *Memory) Baselines(ctx context.Context, project string) (list []store.Baseline, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := ctx.Err(); err != nil {
+		return nil, fmt.Errorf("baselines: %w", err)
+	}
+	for name, id := range m.baselines {
+		if name.project == project {
+			list = append(list, store.Baseline{Name: name.session, Session: id})
+		}
+	}
+	slices.SortFunc(list, func(a, b store.Baseline) int { return cmp.Compare(a.Name, b.Name) })
+	return list, nil
+}
+
+func (m *Memory) isBaseline(id sessionID) bool {
+	for name, session := range m.baselines {
+		if name.project == id.project && session == id.session {
+			return true
+		}
+	}
+	return false
 }
 
 func (m *Memory) change(ctx context.Context, project, id string, f func(*session)) error {
@@ -398,7 +453,7 @@ func (m *Memory) units() []unit {
 	var units []unit
 	for id, s := range m.sessions {
 		if id.session != "" {
-			if s.sealed && !s.pinned {
+			if s.sealed && !s.pinned && !m.isBaseline(id) {
 				units = append(units, unit{sessionID: id, last: s.info(id).LastNs, dropped: s.dropped})
 			}
 			continue

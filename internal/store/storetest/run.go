@@ -96,6 +96,7 @@ var scenarios = []scenario{
 	{"Projects", (*pair).projects},
 	{"Delete", (*pair).deleted},
 	{"Retain", (*pair).retain},
+	{"Baselines", (*pair).baselines},
 	{"RawMaxAge", (*pair).rawMaxAge},
 	{"NotFound", (*pair).notFound},
 	{"Invalid", (*pair).invalid},
@@ -422,6 +423,50 @@ func (p *pair) deleted() {
 	p.compare()
 }
 
+func (p *pair) compareBaselines(projects ...string) {
+	p.Helper()
+	for _, project := range projects {
+		want, wantErr := p.want.Baselines(p.Context(), project)
+		got, gotErr := p.got.Baselines(p.Context(), project)
+		p.same("Baselines", project, got, want, gotErr, wantErr)
+	}
+}
+
+// baselines gives sessions names.
+func (p *pair) baselines() {
+	ctx := p.Context()
+	p.write(Generate(12, Options{Projects: 2, Sessions: 2, Ops: 20}))
+	p.compareBaselines("", "project-1", "absent")
+	set := func(project, name, session string) {
+		p.Helper()
+		require.NoError(p, p.want.SetBaseline(ctx, project, name, session))
+		require.NoError(p, p.got.SetBaseline(ctx, project, name, session))
+		p.compareBaselines("", "project-1")
+	}
+	set("", "main", "session-00")
+	set("", "release 1.2 ü", "session-00")
+	set("project-1", "main", "session-01")
+	set("", "main", "session-01")
+	if p.setup.Reopen != nil {
+		p.reopen()
+		p.compareBaselines("", "project-1")
+	}
+	set("", "main", "")
+	set("", "other", "session-01")
+	for _, s := range []store.Store{p.want, p.got} {
+		for _, name := range []string{"", "a/b", "a\nb", "\xff", strings.Repeat("x", 101)} {
+			require.ErrorIs(p, s.SetBaseline(ctx, "", name, "session-00"), store.ErrInvalid, "%q", name)
+		}
+		require.ErrorIs(p, s.SetBaseline(ctx, "", "main", "absent"), store.ErrNotFound)
+		require.ErrorIs(p, s.SetBaseline(ctx, "project-1", "release 1.2 ü", ""), store.ErrNotFound)
+		require.ErrorIs(p, s.SetBaseline(ctx, "", "main", ""), store.ErrNotFound)
+	}
+	p.remove(sessionID{"", "session-00"})
+	p.compareBaselines("", "project-1")
+	p.write(Generate(12, Options{Projects: 2, Sessions: 2, Ops: 20}))
+	p.compareBaselines("", "project-1")
+}
+
 func (p *pair) retainBoth(l store.Retention) []store.Deleted {
 	p.Helper()
 	want, wantErr := p.want.Retain(p.Context(), l)
@@ -457,6 +502,16 @@ func (p *pair) retain() {
 	pin("session-00", true)
 	pin("session-01", true)
 	pin("session-01", false)
+	baseline := func(name, session string) {
+		require.NoError(p, p.want.SetBaseline(ctx, "", name, session))
+		require.NoError(p, p.got.SetBaseline(ctx, "", name, session), "SetBaseline")
+		p.compareBaselines("", "absent")
+	}
+	baseline("main", "session-00")
+	baseline("main", "session-01")
+	baseline("old", "session-01")
+	baseline("main", "session-00")
+	baseline("old", "")
 	// Sessions start each hour.
 	require.NotEmpty(p, p.retainBoth(store.Retention{MaxAge: age - 150*time.Minute}))
 	p.compare()
@@ -466,6 +521,9 @@ func (p *pair) retain() {
 	}
 	require.NotEmpty(p, p.retainBoth(store.Retention{MaxSize: 1}))
 	require.NotNil(p, p.want.sessions[sessionID{"", "session-00"}], "pinned")
+	p.compareBaselines("")
+	pin("session-00", false)
+	require.Empty(p, p.retainBoth(store.Retention{MaxSize: 1}), "a baseline")
 	p.compare()
 }
 

@@ -660,6 +660,64 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/compare": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /**
+         * What changed from session a to session b, with tests; docs/internals/comparisons.md defines the terms
+         * @description Both sessions are read for at most 10 s each. `complete` is false if this was too short: the answer is then of the part that was read. Two analyses run at a time, and further ones get 429.
+         */
+        get: operations["compareSessions"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/baselines": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Names of sessions that others are compared with, by name */
+        get: operations["getBaselines"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/baselines/{name}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description UTF-8 without control characters and slashes */
+                name: string;
+            };
+            cookie?: never;
+        };
+        get?: never;
+        /** Give a session this name, which another session loses. Retention keeps the session */
+        put: operations["setBaseline"];
+        post?: never;
+        /** Remove the name. The session stays */
+        delete: operations["deleteBaseline"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
 }
 export type webhooks = Record<string, never>;
 export interface components {
@@ -1127,6 +1185,90 @@ export interface components {
         /** @description Nanoseconds by cause, without those that are 0 */
         CauseSums: {
             [key: string]: number;
+        };
+        Baselines: {
+            baselines: {
+                name: string;
+                session: string;
+            }[];
+        };
+        /**
+         * @description More and fewer are launches. All except new, gone, same and untested need a significant test
+         * @enum {string}
+         */
+        CompareStatus: "slower" | "faster" | "more" | "fewer" | "new" | "gone" | "same" | "untested";
+        /** @description Of ns, or of launches per step */
+        CompareTest: {
+            a: number;
+            b: number;
+            blocks_a: components["schemas"]["Count"];
+            blocks_b: components["schemas"]["Count"];
+            /** @description b - a */
+            shift: number;
+            /** @description Bounds of the shift at 95 % */
+            low: number;
+            high: number;
+            /** @description The shift as a share of a, 0 if a is 0 */
+            relative: number;
+            p: number;
+            /** @description After the correction for all tests */
+            p_adjusted: number;
+            /** @description p_adjusted is at most 0.05 */
+            significant: boolean;
+        };
+        CompareSums: {
+            count: components["schemas"]["Count"];
+            ns: components["schemas"]["Ns"];
+        };
+        CompareRow: {
+            /** @description Of a kernel or scope. Of a part: compute, communication, copy or a cause of idle time */
+            name: string;
+            full_name?: string;
+            grid?: number[];
+            block?: number[];
+            /** @description Of a scope */
+            path?: string[];
+            status: components["schemas"]["CompareStatus"];
+            a: components["schemas"]["CompareSums"];
+            b: components["schemas"]["CompareSums"];
+            /**
+             * Format: int64
+             * @description Change of the time per step, or of all launches without steps
+             */
+            effect_ns: number;
+            duration?: components["schemas"]["CompareTest"];
+            launches?: components["schemas"]["CompareTest"];
+            device?: components["schemas"]["CompareTest"];
+        };
+        CompareSide: {
+            steps: components["schemas"]["Count"];
+            rule: string;
+            step_name: string;
+            device: string;
+            kernels: components["schemas"]["Count"];
+            kernel_ns: components["schemas"]["Ns"];
+            complete: boolean;
+        };
+        Comparison: {
+            session_a: string;
+            session_b: string;
+            a: components["schemas"]["CompareSide"];
+            b: components["schemas"]["CompareSide"];
+            verdict: components["schemas"]["CompareStatus"];
+            /** @description The verdict in one sentence */
+            text: string;
+            warnings: string[];
+            /** @description All except that of the step */
+            tests: components["schemas"]["Count"];
+            step?: components["schemas"]["CompareRow"];
+            /** @description Of a step, the largest effect first */
+            parts: components["schemas"]["CompareRow"][];
+            /** @description By name */
+            kernels: components["schemas"]["CompareRow"][];
+            /** @description By name, grid and block, of kernels with several */
+            shapes: components["schemas"]["CompareRow"][];
+            /** @description By path */
+            scopes: components["schemas"]["CompareRow"][];
         };
         /**
          * @description What limits the device
@@ -2736,6 +2878,97 @@ export interface operations {
                 content: {
                     "application/json": components["schemas"]["Cost"];
                 };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    compareSessions: {
+        parameters: {
+            query: {
+                a: string;
+                b: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The comparison */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Comparison"];
+                };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    getBaselines: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The names */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Baselines"];
+                };
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    setBaseline: {
+        parameters: {
+            query: {
+                session: string;
+            };
+            header?: never;
+            path: {
+                /** @description UTF-8 without control characters and slashes */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The session has the name */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            default: components["responses"]["Error"];
+        };
+    };
+    deleteBaseline: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description UTF-8 without control characters and slashes */
+                name: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Nobody has the name */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
             };
             default: components["responses"]["Error"];
         };

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { useEffect, useMemo } from "react";
+import type { Schemas } from "../api/client";
+import { url } from "../api/client";
 import { useGet } from "../api/hooks";
 import { compare, type Sums } from "../lib/compare";
 import { count, dims, duration, exactDuration, instant, signedPercent } from "../lib/format";
@@ -12,6 +14,10 @@ export function Compare() {
   const navigate = useNavigate({ from: "/compare" });
   const by = search.by ?? "name";
   const sessions = useGet("/sessions", {}, { limit: 200 });
+  const baselines = useGet("/baselines", {});
+  const query = { a: search.a ?? "", b: search.b ?? "" };
+  const tests = useGet("/compare", {}, query, { enabled: search.a !== undefined && search.b !== undefined });
+  const statuses = useMemo(() => statusByKey(tests.data, by), [tests.data, by]);
   const a = useSide(search.a, by);
   const b = useSide(search.b, by);
   useEffect(() => {
@@ -35,6 +41,11 @@ export function Compare() {
         onChange={(e) => navigate({ search: (o) => ({ ...o, [side]: e.target.value || undefined }) })}
       >
         <option value="">choose a session</option>
+        {baselines.data?.baselines.map((b) => (
+          <option key={b.name} value={b.session}>
+            baseline {b.name} · {b.session.slice(0, 8)}
+          </option>
+        ))}
         {sessions.data.sessions.map((s) => (
           <option key={s.id} value={s.id}>
             {s.service || "unnamed"} · {instant(s.start)} · {duration(s.duration_ns)} · {s.id.slice(0, 8)}
@@ -70,6 +81,13 @@ export function Compare() {
         <Loading />
       ) : (
         <>
+          {tests.error && !tests.data ? (
+            <Failure error={tests.error} />
+          ) : tests.data ? (
+            <Verdict c={tests.data} />
+          ) : (
+            <Loading />
+          )}
           <div className={ui.row}>
             <Choice
               label="Compare by"
@@ -119,6 +137,9 @@ export function Compare() {
                   </th>
                   <th scope="col" className={ui.right} title="Mean duration">
                     Per launch
+                  </th>
+                  <th scope="col" title="Tests of the time of a launch and of the launches of a step">
+                    Result
                   </th>
                 </tr>
               </thead>
@@ -180,6 +201,9 @@ export function Compare() {
                       <td className={ui.right}>{link(search.a, r.a, "rows", count(r.a?.count ?? 0))}</td>
                       <td className={ui.right}>{link(search.b, r.b, "rows", count(r.b?.count ?? 0))}</td>
                       <td className={ui.right}>{mean === undefined ? "" : signedPercent(mean)}</td>
+                      <td>
+                        <Result status={statuses.get(by === "scope" ? r.key.replaceAll(" *", "") : r.key)} />
+                      </td>
                     </tr>
                   );
                 })}
@@ -193,6 +217,116 @@ export function Compare() {
         </>
       )}
     </div>
+  );
+}
+
+type Comparison = Schemas["Comparison"];
+type Row = Schemas["CompareRow"];
+
+const tones: Partial<Record<Schemas["CompareStatus"], string>> = {
+  slower: "bad",
+  faster: "good",
+  more: "warn",
+  fewer: "warn",
+  new: "warn",
+  gone: "warn",
+};
+
+function Result({ status }: { status: Schemas["CompareStatus"] | undefined }) {
+  if (!status) return null;
+  return tones[status] ? <Badge tone={tones[status]}>{status}</Badge> : <span className={ui.muted}>{status}</span>;
+}
+
+const shapeKey = (r: Row) => `${r.name}  ${dims(r.grid)} , ${dims(r.block)}`;
+
+/** statusByKey returns the results of the rows of the table below. */
+function statusByKey(c: Comparison | undefined, by: "name" | "shape" | "scope") {
+  const result = new Map<string, Schemas["CompareStatus"]>();
+  if (by === "scope") for (const r of c?.scopes ?? []) result.set(r.path?.join(" › ") ?? "", r.status);
+  else if (by === "name") for (const r of c?.kernels ?? []) result.set(r.name, r.status);
+  else for (const r of [...(c?.kernels ?? []), ...(c?.shapes ?? [])]) if (r.grid) result.set(shapeKey(r), r.status);
+  return result;
+}
+
+/** Verdict shows whether steps became slower, and why. */
+function Verdict({ c }: { c: Comparison }) {
+  const side = (name: string, session: string, s: Schemas["CompareSide"]) => (
+    <span>
+      <Badge>{name}</Badge>{" "}
+      <Link to="/sessions/$session/findings" params={{ session }}>
+        {s.steps > 0 ? `${count(s.steps)} steps` : "no steps"}
+      </Link>
+    </span>
+  );
+  return (
+    <section className={ui.verdict} aria-label="Verdict">
+      <div className={ui.row}>
+        <Result status={c.verdict} />
+        <strong>{c.text}</strong>
+        <span className={ui.spacer} />
+        {side("A", c.session_a, c.a)}
+        {side("B", c.session_b, c.b)}
+        <a href={url("/compare", { a: c.session_a, b: c.session_b })} target="_blank" rel="noreferrer">
+          as JSON
+        </a>
+      </div>
+      {c.warnings.map((w) => (
+        <p key={w} className={ui.muted}>
+          {w}
+        </p>
+      ))}
+      {c.step && (
+        <div className={`${ui.card} ${ui.tableScroll}`}>
+          <table className={ui.table} aria-label="Steps">
+            <thead>
+              <tr>
+                <th scope="col">Part of a step</th>
+                {["A", "B", "Effect", "Change", "At 95 %"].map((h) => (
+                  <th key={h} scope="col" className={ui.right}>
+                    {h}
+                  </th>
+                ))}
+                <th scope="col">Result</th>
+              </tr>
+            </thead>
+            <tbody>
+              {[c.step, ...c.parts].map((r) => (
+                <Part key={r.name} r={r} />
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+    </section>
+  );
+}
+
+const partNames: Record<string, string> = {
+  step: "all of it",
+  compute: "compute",
+  communication: "communication only",
+  copy: "copies only",
+};
+
+function Part({ r }: { r: Row }) {
+  const t = r.duration;
+  const mean = (s: Schemas["CompareSums"]) => duration(Math.round(s.ns / Math.max(s.count, 1)));
+  const share = (ns: number) => (t && t.a > 0 ? signedPercent(ns / t.a) : "");
+  return (
+    <tr data-part={r.name}>
+      <td>{partNames[r.name] ?? `idle: ${r.name}`}</td>
+      <td className={ui.right}>{t ? duration(Math.round(t.a)) : mean(r.a)}</td>
+      <td className={ui.right}>{t ? duration(Math.round(t.b)) : mean(r.b)}</td>
+      <td className={ui.right} title={exactDuration(r.effect_ns)}>
+        {r.effect_ns > 0 ? "+" : ""}
+        {duration(r.effect_ns)}
+      </td>
+      <td className={ui.right}>{t ? share(t.shift) : ""}</td>
+      <td className={ui.right}>{t && t.a > 0 ? `${share(t.low)} to ${share(t.high)}` : ""}</td>
+      <td title={t ? `p = ${t.p_adjusted.toPrecision(2)}` : undefined}>
+        <Result status={r.status} />
+      </td>
+    </tr>
   );
 }
 

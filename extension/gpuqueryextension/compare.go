@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package gpuqueryextension
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/gpuflight/gpuflight/internal/analysis"
+	"github.com/gpuflight/gpuflight/internal/analysis/compare"
+)
+
+type compareAnswer struct {
+	SessionA string `json:"session_a"`
+	SessionB string `json:"session_b"`
+	*compare.Comparison
+}
+
+// compare answers what changed from session a to session b. Both are read for at most maxAnalysisTime
+// together.
+func (s *server) compare(ctx context.Context, r *request) (any, error) {
+	ids := [2]string{r.text("a", 256), r.text("b", 256)}
+	for i, name := range []string{"a", "b"} {
+		if ids[i] == "" {
+			r.fail(name, "must be the id of a session")
+		}
+	}
+	if err := r.check(); err != nil {
+		return nil, err
+	}
+	for _, id := range ids {
+		info, err := s.store.Session(ctx, r.project, id)
+		if err != nil {
+			return nil, err
+		}
+		if info.RowsDropped {
+			return nil, &status{http.StatusBadRequest, "session " + id + " has sums only, because retention removed its rows"}
+		}
+	}
+	select {
+	case s.analysing <- struct{}{}:
+		defer func() { <-s.analysing }()
+	default:
+		return nil, &status{http.StatusTooManyRequests, "too many analyses are in progress"}
+	}
+	var sides [2]*analysis.Profile
+	begin := time.Now()
+	for i, id := range ids {
+		o := analysis.Options{Deadline: begin.Add(maxAnalysisTime / 2 * time.Duration(i+1))}
+		profile, err := analysis.NewProfile(ctx, analysis.FromReader(s.store, r.project, id), o)
+		if err != nil {
+			return nil, err
+		}
+		sides[i] = profile
+	}
+	return compareAnswer{ids[0], ids[1], compare.Sessions(sides[0], sides[1])}, nil
+}

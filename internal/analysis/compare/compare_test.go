@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compare
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/analysis"
+)
+
+// TestStudentTail compares with tables of the distribution.
+func TestStudentTail(t *testing.T) {
+	for _, c := range []struct{ t, nu, p float64 }{
+		{12.706, 1, 0.05}, {4.303, 2, 0.05}, {31.599, 2, 0.001}, {12.924, 3, 0.001}, {2.776, 4, 0.05}, {2.228, 10, 0.05}, {3.850, 20, 0.001}, {1.96, 1e7, 0.05}, {0, 5, 1},
+	} {
+		assert.InEpsilon(t, c.p, studentTail(c.t, c.nu), 0.002, "%+v", c)
+		if c.p < 1 {
+			assert.InEpsilon(t, c.t, studentQuantile(c.p, c.nu), 0.001, "%+v", c)
+		}
+	}
+	assert.Zero(t, studentTail(math.Inf(1), 5))
+}
+
+// TestTest_Welch compares with a computation by hand: means 21 and 23, variances 10/3 and 1.
+func TestTest_Welch(t *testing.T) {
+	// The ranks alternate, so that the ratio of von Neumann is above 2.
+	x := test([]float64{20, 23, 19, 22}, []float64{22, 24, 22, 24})
+	require.NotNil(t, x)
+	assert.Equal(t, []float64{21, 23, 2}, []float64{x.A, x.B, x.Shift})
+	assert.InDelta(t, 2.0/21, x.Relative, 1e-9)
+	// t = 2 / sqrt((10/3)/4 + (4/3)/4) = 1.8516, nu = (7/6)² / ((5/6)²/3 + (1/3)²/3) = 5.0690
+	assert.InDelta(t, studentTail(2/math.Sqrt(7.0/6), 5.068965517), x.P, 1e-9)
+	assert.InDelta(t, 0.1225, x.P, 0.0005)
+	assert.Less(t, x.Low, 0.0)
+	assert.Greater(t, x.High, 4.0)
+}
+
+func TestTest_Limits(t *testing.T) {
+	assert.Nil(t, test([]float64{1, 2}, []float64{1, 2, 3}))
+	equal := test([]float64{8, 8, 8}, []float64{8, 8, 8})
+	assert.InDelta(t, 1, equal.P, 0)
+	other := test([]float64{8, 8, 8}, []float64{9, 9, 9})
+	assert.Zero(t, other.P)
+	assert.InDelta(t, 1, other.Low, 0)
+	zero := test([]float64{0, 0, 0}, []float64{9, 9, 9})
+	assert.Zero(t, zero.Relative)
+	b, err := json.Marshal(zero)
+	require.NoError(t, err, "%s", b)
+}
+
+func TestNeumann(t *testing.T) {
+	assert.InDelta(t, 2, neumann([]float64{5, 5, 5}), 0)
+	// Ranks 1 to 5: four differences of 1 over 4+1+0+1+4.
+	assert.InDelta(t, 0.4, neumann([]float64{1, 2, 3, 4, 5}), 1e-12)
+	assert.Greater(t, neumann([]float64{1, 5, 2, 4, 3}), 2.0)
+	assert.Equal(t, []float64{1.5, 3, 1.5}, ranksOf([]float64{7, 9, 7}))
+}
+
+func TestHolm(t *testing.T) {
+	tests := []*Test{{P: 0.04}, {P: 0.01}, {P: 0.03}, {P: 0.005}}
+	holm(tests, 1)
+	for i, want := range []float64{0.06, 0.03, 0.06, 0.02} {
+		assert.InDelta(t, want, tests[i].Adjusted, 1e-12)
+		assert.Equal(t, want <= 0.05, tests[i].Significant)
+	}
+	half := []*Test{{P: 0.03}}
+	holm(half, 0.5)
+	assert.False(t, half[0].Significant)
+}
+
+func TestBlocks_EqualLength(t *testing.T) {
+	ramp := func(n int) values { return values{n, func(i int) (float64, bool) { return float64(i), true }} }
+	for _, c := range []struct{ a, b, wantA, wantB int }{
+		{0, 50, 0, 20}, {5, 5, 2, 2}, {6, 6, 3, 3}, {50, 50, 7, 7}, {50, 10_000, 7, 20}, {1000, 1000, 20, 20}, {100_000, 100_000, 20, 20},
+	} {
+		x, y := blocks(ramp(c.a), ramp(c.b))
+		assert.Equal(t, []int{c.wantA, c.wantB}, []int{len(x), len(y)}, "%+v", c)
+	}
+	x, _ := blocks(ramp(1000), ramp(1000))
+	assert.InDelta(t, 24.5, x[0], 0)
+	assert.InDelta(t, 974.5, x[19], 0)
+	none, _ := blocks(values{9, func(int) (float64, bool) { return 0, false }}, ramp(9))
+	assert.Empty(t, none)
+}
+
+// group has count launches per step of a duration.
+func group(name string, steps int, count, ns int64) *analysis.Group {
+	g := &analysis.Group{Name: name, Steps: analysis.Series{Size: 1}, Calls: analysis.Series{Size: 1}}
+	for range steps {
+		g.Steps.Cells = append(g.Steps.Cells, analysis.Cell{Count: count, Ns: count * ns})
+		for range count {
+			g.Calls.Cells = append(g.Calls.Cells, analysis.Cell{Count: 1, Ns: ns})
+		}
+		g.Count += count
+		g.SumNs += count * ns
+	}
+	return g
+}
+
+// synthetic has steps with compute time of its kernels and idle time by one cause, with noise of 0.1 %.
+func synthetic(seed uint64, steps int, idle int64, kernels ...*analysis.Group) *analysis.Profile {
+	rng := rand.New(rand.NewPCG(seed, 3))
+	p := &analysis.Profile{Result: &analysis.Result{Complete: true, Steps: analysis.Steps{Rule: "scopes", Name: "step"}}}
+	p.Kernels = kernels
+	for _, k := range kernels {
+		s := *k
+		s.FullName, s.Grid, s.Block = k.Name+"<float>", []int64{64, 1, 1}, []int64{128, 1, 1}
+		p.Shapes = append(p.Shapes, &s)
+		p.KernelNs += k.SumNs
+	}
+	noisy := func(ns int64) int64 { return ns + int64(float64(ns)*0.001*rng.NormFloat64()) }
+	for i := range steps {
+		var v analysis.StepValues
+		for _, k := range kernels {
+			v.ComputeNs += k.Steps.Cells[i].Ns
+		}
+		v.ComputeNs = noisy(v.ComputeNs)
+		v.IdleNs = noisy(idle)
+		v.Idle[analysis.Sync] = v.IdleNs
+		v.WallNs = v.ComputeNs + v.IdleNs
+		p.Steps = append(p.Steps, v)
+	}
+	return p
+}
+
+func statuses(list []*Change) map[string]Status {
+	m := map[string]Status{}
+	for _, x := range list {
+		m[x.Name] = x.Status
+	}
+	return m
+}
+
+func TestSessions_Steps(t *testing.T) {
+	const n = 50
+	a := synthetic(1, n, 500_000, group("gemm", n, 8, 100_000), group("norm", n, 4, 50_000), group("old", n, 1, 30_000), group("tiny", n, 1, 100))
+	b := synthetic(2, n, 900_000, group("gemm", n, 8, 105_000), group("norm", n, 6, 50_000), group("new", n, 1, 20_000), group("tiny", n, 1, 200))
+	c := Sessions(a, b)
+	assert.Equal(t, Slower, c.Verdict)
+	assert.Equal(t, "B is slower: a step takes 2.06 ms instead of 1.53 ms (+34.7 %), because of idle (sync) +400 µs and compute +130 µs.", c.Text)
+	assert.Equal(t, map[string]Status{"gemm": Slower, "norm": More, "old": Gone, "new": New, "tiny": Untested}, statuses(c.Kernels))
+	assert.Equal(t, map[string]Status{"sync": Slower, "compute": Slower}, statuses(c.Parts))
+	assert.Equal(t, "norm", c.Kernels[0].Name, "the largest effect comes first")
+	assert.Equal(t, int64(100_000), c.Kernels[0].EffectNs)
+	assert.Equal(t, []int64{64, 1, 1}, c.Kernels[0].Grid, "the only shape of a kernel is its own")
+	assert.Empty(t, c.Shapes)
+	assert.Empty(t, c.Warnings)
+	var names []string
+	for _, x := range c.Regressions(0.04) {
+		names = append(names, x.Name)
+	}
+	assert.Equal(t, []string{"step", "gemm"}, names)
+	assert.Len(t, c.Regressions(0.06), 1)
+	assert.Empty(t, c.Regressions(0.5))
+
+	back := Sessions(b, a)
+	assert.Equal(t, Faster, back.Verdict)
+	assert.Contains(t, back.Text, "B is faster: a step takes 1.53 ms instead of 2.06 ms (-25.7 %)")
+	assert.Equal(t, map[string]Status{"gemm": Faster, "norm": Fewer, "old": New, "new": Gone, "tiny": Untested}, statuses(back.Kernels))
+}
+
+func TestSessions_Shapes(t *testing.T) {
+	const n = 30
+	a, b := synthetic(1, n, 1000, group("gemm", n, 8, 100_000)), synthetic(2, n, 1000, group("gemm", n, 8, 100_000))
+	b.Shapes[0].Grid = []int64{128, 1, 1}
+	c := Sessions(a, b)
+	assert.Equal(t, map[string]Status{"gemm": Same}, statuses(c.Kernels))
+	require.Len(t, c.Shapes, 2)
+	assert.ElementsMatch(t, []Status{New, Gone}, []Status{c.Shapes[0].Status, c.Shapes[1].Status})
+	assert.Equal(t, Same, c.Verdict)
+	assert.Contains(t, c.Text, "No significant difference: a step takes")
+}
+
+func TestSessions_FewSteps(t *testing.T) {
+	two := func(n int) *Comparison {
+		return Sessions(synthetic(1, n, 500_000, group("gemm", n, 8, 100_000)), synthetic(2, n, 900_000, group("gemm", n, 8, 100_000)))
+	}
+	c := two(5)
+	assert.Equal(t, Untested, c.Verdict)
+	assert.Equal(t, []string{"There are too few steps (5 and 5) for a test. It needs 6 of each."}, c.Warnings)
+	assert.Equal(t, "There are too few steps to say whether B is slower.", c.Text)
+	c = two(6)
+	assert.Equal(t, Slower, c.Verdict)
+	assert.Equal(t, []string{"There are few steps (6 and 6), so only large differences are found. Compare at least 30."}, c.Warnings)
+}
+
+func TestSessions_NoSteps(t *testing.T) {
+	session := func(ns int64) *analysis.Profile {
+		p := synthetic(1, 40, 0, group("gemm", 40, 8, ns))
+		p.Steps, p.Result.Steps = nil, analysis.Steps{Rule: "none"}
+		p.Result.Complete = ns == 100_000
+		return p
+	}
+	c := Sessions(session(100_000), session(110_000))
+	assert.Nil(t, c.Step)
+	assert.Equal(t, Slower, c.Verdict)
+	assert.Equal(t, "Of 1 kernels, 1 is slower in B.", c.Text)
+	assert.Equal(t, int64(40*8*10_000), c.Kernels[0].EffectNs)
+	assert.Equal(t, []string{
+		"No steps were found in A, so only kernels and scopes are compared. Mark steps with scopes.",
+		"No steps were found in B, so only kernels and scopes are compared. Mark steps with scopes.", "B was not read to its end.",
+	}, c.Warnings)
+	c = Sessions(session(100_000), &analysis.Profile{Result: &analysis.Result{}})
+	assert.Equal(t, Untested, c.Verdict)
+	assert.Equal(t, map[string]Status{"gemm": Gone}, statuses(c.Kernels))
+	empty := Sessions(&analysis.Profile{Result: &analysis.Result{}}, &analysis.Profile{Result: &analysis.Result{}})
+	assert.Equal(t, "Nothing could be compared.", empty.Text)
+	b, err := json.Marshal(empty)
+	require.NoError(t, err)
+	assert.NotContains(t, string(b), "null")
+}
+
+// TestSessions_LongSessions compares a long session with a short one.
+func TestSessions_LongSessions(t *testing.T) {
+	long, short := 5000, 40
+	a, b := synthetic(1, long, 500_000, group("gemm", long, 3, 100_000)), synthetic(2, short, 500_000, group("gemm", short, 3, 100_000))
+	for _, list := range [][]*analysis.Group{a.Kernels, a.Shapes} {
+		for len(list[0].Steps.Cells) > 256 {
+			list[0].Steps = list[0].Steps.Coarser()
+		}
+	}
+	c := Sessions(a, b)
+	assert.Equal(t, Same, c.Verdict, c.Text)
+	assert.Equal(t, map[string]Status{"gemm": Same}, statuses(c.Kernels))
+	k := c.Kernels[0]
+	assert.InDelta(t, 3, k.Launches.A, 1e-9)
+	assert.InDelta(t, 3, k.Launches.B, 1e-9)
+	assert.Equal(t, []int{20, 6}, []int{c.Step.Duration.BlocksA, c.Step.Duration.BlocksB})
+}
+
+func BenchmarkSessions(b *testing.B) {
+	const n = 1000
+	side := func(seed uint64) *analysis.Profile {
+		var kernels []*analysis.Group
+		for i := range 200 {
+			kernels = append(kernels, group(fmt.Sprint("kernel", i), n, 1, 1000+int64(i)))
+		}
+		return synthetic(seed, n, 500, kernels...)
+	}
+	x, y := side(1), side(2)
+	for b.Loop() {
+		Sessions(x, y)
+	}
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package compare
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/gpuflight/gpuflight/internal/analysis"
+)
+
+// judge corrects the tests and sets the status of each row.
+func (c *Comparison) judge(s *sides) {
+	c.Tests = len(s.tests)
+	rest := 1.0
+	if c.Step != nil {
+		rest -= stepShare
+		if t := c.Step.Duration; t != nil {
+			holm([]*Test{t}, stepShare)
+		}
+		c.Step.judge()
+		c.Verdict = c.Step.Status
+	}
+	holm(s.tests, rest)
+	for _, x := range c.Parts {
+		x.judge()
+	}
+	for _, list := range [][]*Change{c.Kernels, c.Shapes, c.Scopes} {
+		for _, x := range list {
+			x.judge()
+			switch {
+			case x.A.Count == 0:
+				x.Status = New
+			case x.B.Count == 0:
+				x.Status = Gone
+			}
+		}
+	}
+	if c.Step == nil {
+		c.Verdict = Untested
+		for _, status := range []Status{Same, Faster, Slower} {
+			if slices.ContainsFunc(c.Kernels, func(x *Change) bool { return x.Status == status }) {
+				c.Verdict = status
+			}
+		}
+	}
+	c.Kernels, c.Shapes, c.Scopes = first(c.Kernels), first(c.Shapes), first(c.Scopes)
+}
+
+func first(list []*Change) []*Change { return list[:min(len(list), maxListed)] }
+
+func (x *Change) judge() {
+	x.Status = Untested
+	for _, t := range []struct {
+		*Test
+		up, down Status
+	}{{x.Launches, More, Fewer}, {x.Device, Slower, Faster}, {x.Duration, Slower, Faster}} {
+		switch {
+		case t.Test == nil:
+		case t.Significant && t.Shift > 0 && (t.A == 0 || t.Relative >= MinChange):
+			x.Status = t.up
+		case t.Significant && t.Shift < 0 && -t.Relative >= MinChange:
+			x.Status = t.down
+		case x.Status == Untested:
+			x.Status = Same
+		}
+	}
+}
+
+// oneShape moves the shape of a kernel that has the same single one in both sessions to the kernel, and
+// returns the other shapes.
+func oneShape(kernels, shapes []*Change) []*Change {
+	byName := map[string][]*Change{}
+	for _, x := range shapes {
+		byName[x.Name] = append(byName[x.Name], x)
+	}
+	for _, k := range kernels {
+		if list := byName[k.Name]; len(list) == 1 {
+			k.FullName, k.Grid, k.Block = list[0].FullName, list[0].Grid, list[0].Block
+		}
+	}
+	return slices.DeleteFunc(shapes, func(x *Change) bool { return len(byName[x.Name]) == 1 })
+}
+
+func (c *Comparison) warn(s *sides) {
+	warn := func(format string, args ...any) { c.Warnings = append(c.Warnings, fmt.Sprintf(format, args...)) }
+	for _, side := range []struct {
+		name string
+		Summary
+	}{{"A", c.A}, {"B", c.B}} {
+		switch {
+		case side.Kernels == 0:
+			warn("%s has no kernels.", side.name)
+		case side.Steps == 0:
+			warn("No steps were found in %s, so only kernels and scopes are compared. Mark steps with scopes.", side.name)
+		}
+		if !side.Complete {
+			warn("%s was not read to its end.", side.name)
+		}
+	}
+	if c.Step == nil {
+		return
+	}
+	if c.A.Rule != c.B.Rule || c.A.StepName != c.B.StepName {
+		warn("Steps begin with %s %q in A and with %s %q in B. Check that they are the same.", begin(c.A.Rule), c.A.StepName, begin(c.B.Rule), c.B.StepName)
+	}
+	switch fewer := min(c.A.Steps, c.B.Steps); {
+	case fewer < minSteps:
+		warn("There are too few steps (%d and %d) for a test. It needs %d of each.", c.A.Steps, c.B.Steps, minSteps)
+	case fewer < fewSteps:
+		warn("There are few steps (%d and %d), so only large differences are found. Compare at least %d.", c.A.Steps, c.B.Steps, fewSteps)
+	}
+	unknown := func(p *analysis.Profile) bool {
+		v := &p.Result.Steps.P50
+		return v.IdleNs > 0 && v.Idle[analysis.Unknown] > v.IdleNs/2
+	}
+	if unknown(s.a) || unknown(s.b) {
+		warn("Most causes of idle time are unknown. Record with --kinds +runtime,+driver,+sync,+memory.")
+	}
+}
+
+func begin(rule string) string {
+	if rule == "kernels" {
+		return "the kernel"
+	}
+	return "scope"
+}
+
+// sentence returns the verdict.
+func (c *Comparison) sentence() string {
+	var found []string
+	for _, status := range []Status{Slower, Faster} {
+		n := 0
+		for _, x := range c.Kernels {
+			if x.Status == status {
+				n++
+			}
+		}
+		switch n {
+		case 0:
+		case 1:
+			found = append(found, fmt.Sprintf("1 is %s", status))
+		default:
+			found = append(found, fmt.Sprintf("%d are %s", n, status))
+		}
+	}
+	kernels := strings.Join(found, " and ")
+	if c.Step == nil {
+		switch {
+		case c.Verdict == Untested:
+			return "Nothing could be compared."
+		case kernels == "":
+			return "No kernel is slower or faster."
+		}
+		return fmt.Sprintf("Of %d kernels, %s in B.", len(c.Kernels), kernels)
+	}
+	t := c.Step.Duration
+	if t == nil {
+		return "There are too few steps to say whether B is slower."
+	}
+	if c.Verdict == Same {
+		times := fmt.Sprintf("a step takes %s in A and %s in B (%s)", Duration(t.A), Duration(t.B), Percent(t.Relative))
+		text := "No significant difference: " + times
+		if t.Significant { // below MinChange
+			text = "The difference is below 1 %: " + times
+		}
+		if kernels != "" {
+			text += fmt.Sprintf("; of %d kernels, %s", len(c.Kernels), kernels)
+		}
+		return text + "."
+	}
+	text := fmt.Sprintf("B is %s: a step takes %s instead of %s (%s)", c.Verdict, Duration(t.B), Duration(t.A), Percent(t.Relative))
+	var why []string
+	for _, x := range c.Parts {
+		if x.Status == c.Verdict && len(why) < 2 {
+			why = append(why, fmt.Sprintf("%s %s", PartName(x.Name), signed(float64(x.EffectNs))))
+		}
+	}
+	if len(why) > 0 {
+		text += ", because of " + strings.Join(why, " and ")
+	}
+	return text + "."
+}
+
+// PartName returns the name of a part as a phrase.
+func PartName(name string) string {
+	switch name {
+	case "compute", "communication", "copy":
+		return name
+	}
+	return "idle (" + name + ")"
+}
+
+// Percent formats a share with its sign.
+func Percent(share float64) string { return fmt.Sprintf("%+.1f %%", 100*share) }
+
+func signed(ns float64) string {
+	if ns < 0 {
+		return "-" + Duration(-ns)
+	}
+	return "+" + Duration(ns)
+}
+
+// Duration formats nanoseconds with three digits.
+func Duration(ns float64) string {
+	switch d := math.Abs(ns); {
+	case d >= float64(time.Second):
+		return fmt.Sprintf("%.2f s", ns/1e9)
+	case d >= float64(time.Millisecond):
+		return fmt.Sprintf("%.3g ms", ns/1e6)
+	case d >= float64(time.Microsecond):
+		return fmt.Sprintf("%.3g µs", ns/1e3)
+	}
+	return fmt.Sprintf("%.0f ns", ns)
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package analysis
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+func TestSeries(t *testing.T) {
+	var s Series
+	for i := range 1000 {
+		s.add(i, 1, int64(i))
+		if i%2 == 0 {
+			s.add(i, 1, 1)
+		}
+	}
+	assert.Equal(t, 4, s.Size)
+	require.Len(t, s.Cells, 250)
+	assert.Equal(t, Cell{6, 0 + 1 + 2 + 3 + 2}, s.Cells[0])
+	assert.Equal(t, Cell{6, 996 + 997 + 998 + 999 + 2}, s.Cells[249])
+	var sum Cell
+	for _, c := range s.Cells {
+		sum.Count += c.Count
+		sum.Ns += c.Ns
+	}
+	assert.Equal(t, Cell{1500, 999*1000/2 + 500}, sum)
+	s.add(1024, 1, 5) // skips some, and needs larger cells
+	assert.Equal(t, 8, s.Size)
+	assert.Equal(t, Cell{1, 5}, s.Cells[128])
+}
+
+func profileOf(t *testing.T, r *pages) *Profile {
+	t.Helper()
+	p, err := NewProfile(t.Context(), FromReader(r, "", "s"), Options{})
+	require.NoError(t, err)
+	return p
+}
+
+func find(t *testing.T, list []*Group, name string) *Group {
+	t.Helper()
+	i := slices.IndexFunc(list, func(g *Group) bool { return g.Name == name || strings.Join(g.Path, ">") == name })
+	require.GreaterOrEqual(t, i, 0, name)
+	return list[i]
+}
+
+func TestNewProfile_Steps(t *testing.T) {
+	p := train(20, func(p *program, i int) {
+		kernels(p, 3, 100*µs)
+		p.scope("head", func() {
+			row := p.work(store.OpKernel, "layer0", 50*µs)
+			row.PlaceRef.ScopePath = "step 7|head"
+		})
+		if i%4 == 0 {
+			p.launch("log", 10*µs)
+		}
+	})
+	r := p.reader()
+	for i := range r.spans { // the program makes the inner scope first
+		if r.spans[i].Name == "head" {
+			for k := range r.spans {
+				if s := &r.spans[k]; s.Name != "head" && s.StartNs <= r.spans[i].StartNs && s.EndNs >= r.spans[i].EndNs {
+					r.spans[i].Parent = s.Span.Span
+				}
+			}
+		}
+	}
+	x := profileOf(t, r)
+	want := run(t, r, 1000, Options{})
+	require.Len(t, x.Steps, 20)
+	assert.Equal(t, want.Steps, x.Result.Steps)
+	assert.Equal(t, want.Devices[0].KernelNs, x.KernelNs)
+	wall := int64(0)
+	for i := range x.Steps {
+		wall += x.Steps[i].WallNs
+	}
+	assert.Equal(t, want.Steps.WallNs, wall)
+	layer := find(t, x.Kernels, "layer0")
+	assert.Equal(t, []int64{40, 20 * 150 * µs}, []int64{layer.Count, layer.SumNs})
+	assert.Equal(t, Cell{2, 150 * µs}, layer.Steps.Cells[19])
+	log := find(t, x.Kernels, "log")
+	assert.Equal(t, int64(5), log.Count)
+	assert.Len(t, log.Steps.Cells, 17, "the last of them is in step 16")
+	step, head := find(t, x.Scopes, "step"), find(t, x.Scopes, "step>head")
+	assert.Equal(t, int64(20), step.Count)
+	assert.Equal(t, int64(20), head.Count)
+	assert.Equal(t, Cell{1, 50 * µs}, head.Steps.Cells[3])
+	assert.Equal(t, Cell{1, 50 * µs}, step.Steps.Cells[3], "a scope has the work of those inside it")
+	assert.Len(t, step.Calls.Cells, 20)
+}
+
+func TestNewProfile_NoSteps(t *testing.T) {
+	p := newProgram()
+	for i := range 3 {
+		p.launch("once", 10*µs)
+		p.launch("other", int64(i+1)*µs)
+	}
+	x := profileOf(t, p.reader())
+	assert.Empty(t, x.Steps)
+	other := find(t, x.Kernels, "other")
+	assert.Equal(t, []Cell{{1, µs}, {1, 2 * µs}, {1, 3 * µs}}, other.Calls.Cells)
+	assert.Equal(t, []int64{3, 6 * µs, 36 * µs}, []int64{other.Count, other.SumNs, x.KernelNs})
+	none := profileOf(t, &pages{})
+	assert.Empty(t, none.Kernels)
+	assert.NotNil(t, none.Result)
+}
+
+// TestNewProfile_Bounds has more names than a profile keeps.
+func TestNewProfile_Bounds(t *testing.T) {
+	p := newProgram()
+	for i := range maxGroups + 100 {
+		p.launch(strings.Repeat("k", i%7)+string(rune('a'+i%26))+strings.Repeat("x", i/26), µs)
+	}
+	for i := range p.ops {
+		p.ops[i].Shape = uint32(i)
+	}
+	x := profileOf(t, p.reader())
+	assert.Len(t, x.Shapes, maxGroups)
+	assert.LessOrEqual(t, len(x.Kernels), maxGroups)
+}
