@@ -228,6 +228,12 @@ type (
 		mcpSessionArg
 		Limit int `json:"limit,omitempty" jsonschema:"most scopes, 1 to 50; without it, 10"`
 	}
+	mcpPathArgs struct {
+		mcpInterval
+		Span   string `json:"span,omitempty" jsonschema:"a scope or request: 16 hexadecimal digits"`
+		Start  *int64 `json:"start,omitempty" jsonschema:"start of the span as another answer has it, which is faster"`
+		Device string `json:"device,omitempty" jsonschema:"device of the step from from to to, as steps.device has it"`
+	}
 	mcpSpanArgs struct {
 		mcpSessionArg
 		Span  string `json:"span" jsonschema:"16 hexadecimal digits"`
@@ -263,6 +269,7 @@ func newMCPServer(m *mcpSource) *mcp.Server {
 	addTool(s, "report", "Why a session was slow: busy and idle time of each device by cause, what limits it, steps with outliers, advice with the most it can save, and the kernels with the most time.", m.report)
 	addTool(s, "steps", "The slow steps (outliers with their reason) and the longest steps of a session, with their parts.", m.steps)
 	addTool(s, "idle_gaps", "The longest intervals in which a device did nothing, each with its causes, the operations around it, the call and the scope.", m.idleGaps)
+	addTool(s, "critical_path", "What determined how long a scope or request (span), or a step of a device (from, to, device), took: a chain of host, launch, queue and device parts that sum exactly to its duration, across services.", m.criticalPath)
 	addTool(s, "kernels", "Sums of kernels by name or shape, the most time first, each with its longest launch.", m.kernels)
 	addTool(s, "scopes", "Scopes by path with their wall time and the device time of work launched in them and below, each with its longest instance.", m.scopes)
 	addTool(s, "span", "All that is known of one operation or scope: times, attributes, parents, neighbours on its stream, host stack.", m.span)
@@ -549,6 +556,26 @@ func (m *mcpSource) scopes(ctx context.Context, a *mcpScopeArgs) (any, error) {
 		}
 	}
 	return object{"session": s.id, "base": base, "scopes": shown, "more": len(nodes) - len(shown)}, nil
+}
+
+func (m *mcpSource) criticalPath(ctx context.Context, a *mcpPathArgs) (any, error) {
+	s, err := m.find(ctx, a.Session)
+	if err != nil {
+		return nil, err
+	}
+	q := a.query()
+	q.Set("limit", strconv.Itoa(limitOf(a.Limit)))
+	if a.Span != "" {
+		q.Set("span", a.Span)
+		if a.Start != nil {
+			q.Set("at", strconv.FormatInt(*a.Start, 10))
+		}
+	} else if a.Device != "" {
+		q.Set("device", a.Device)
+	}
+	answer := &analysis.AnswerPath{}
+	err = s.get(ctx, "/analysis/critical", q, answer)
+	return answer, err
 }
 
 func (m *mcpSource) span(ctx context.Context, a *mcpSpanArgs) (any, error) {

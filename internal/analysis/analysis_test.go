@@ -507,7 +507,7 @@ func TestRun_NoOperations(t *testing.T) {
 	r := run(t, &pages{}, 10, Options{})
 	assert.True(t, r.Complete)
 	assert.Empty(t, r.Devices)
-	b, err := json.Marshal(r)
+	b, err := json.Marshal(NewAnswer(r, r.FromNs))
 	require.NoError(t, err)
 	assert.NotContains(t, string(b), "null")
 }

@@ -3,8 +3,10 @@
 package analysis
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/gpuflight/gpuflight/internal/store"
@@ -104,6 +106,7 @@ type AnswerSteps struct {
 	P50      StepValues      `json:"p50"`
 	P95      StepValues      `json:"p95"`
 	Max      StepValues      `json:"max"`
+	Typical  *AnswerStep     `json:"typical,omitempty"`
 	Longest  []AnswerStep    `json:"longest"`
 	Outliers []AnswerOutlier `json:"outliers"`
 }
@@ -141,6 +144,10 @@ func NewAnswer(found *Result, base int64) *Answer {
 	a.Steps = AnswerSteps{
 		Rule: x.Rule, Name: x.Name, Device: x.Device, Count: x.Count, P50: x.P50, P95: x.P95, Max: x.Max,
 		Longest: []AnswerStep{}, Outliers: []AnswerOutlier{},
+	}
+	if x.Typical != nil {
+		typical := b.step(x.Typical)
+		a.Steps.Typical = &typical
 	}
 	for i := range x.Longest {
 		a.Steps.Longest = append(a.Steps.Longest, b.step(&x.Longest[i]))
@@ -224,4 +231,78 @@ func (s *CauseSums) UnmarshalJSON(text []byte) error {
 		s[c] = ns
 	}
 	return nil
+}
+
+// AnswerPath is a [CriticalPath].
+type AnswerPath struct {
+	// Base is Unix nanoseconds.
+	Base int64 `json:"base,string"`
+	From int64 `json:"from"`
+	To   int64 `json:"to"`
+	// Kinds has the sums of the kinds that occur, the largest first. They sum to To - From.
+	Kinds []AnswerPathKind `json:"kinds"`
+	// Parts are in the order of time. Those beyond the limit, the shortest, are in MoreParts and MoreNs.
+	Parts     []AnswerPathPart `json:"parts"`
+	MoreParts int              `json:"more_parts"`
+	MoreNs    int64            `json:"more_ns"`
+}
+
+// AnswerPathKind is the sum of the parts of a kind.
+type AnswerPathKind struct {
+	Kind PathKind `json:"kind"`
+	Text string   `json:"text"`
+	Ns   int64    `json:"ns"`
+}
+
+// AnswerPathPart is a [PathPart].
+type AnswerPathPart struct {
+	Start      int64       `json:"start"`
+	DurationNs int64       `json:"duration_ns"`
+	Kind       PathKind    `json:"kind"`
+	Name       string      `json:"name"`
+	Spans      []AnswerRef `json:"spans"`
+	Session    string      `json:"session"`
+	Device     string      `json:"device"`
+	Stream     *int64      `json:"stream,omitempty"`
+	Assumed    bool        `json:"assumed"`
+}
+
+// NewAnswerPath returns the JSON of a path with its longest parts.
+func NewAnswerPath(c *CriticalPath, base int64, limit int) *AnswerPath {
+	b := answerBase(base)
+	a := &AnswerPath{Base: base, From: c.FromNs - base, To: c.ToNs - base, Kinds: []AnswerPathKind{}, Parts: []AnswerPathPart{}}
+	for k, ns := range c.Sums {
+		if ns > 0 {
+			a.Kinds = append(a.Kinds, AnswerPathKind{PathKind(k), PathKind(k).Text(), ns})
+		}
+	}
+	slices.SortStableFunc(a.Kinds, func(x, y AnswerPathKind) int { return cmp.Compare(y.Ns, x.Ns) })
+	order := make([]int, len(c.Parts))
+	for i := range order {
+		order[i] = i
+	}
+	ns := func(i int) int64 { return c.Parts[i].EndNs - c.Parts[i].StartNs }
+	if len(order) > limit {
+		slices.SortStableFunc(order, func(x, y int) int { return cmp.Compare(ns(y), ns(x)) })
+		for _, i := range order[limit:] {
+			a.MoreParts++
+			a.MoreNs += ns(i)
+		}
+		order = order[:limit]
+		slices.Sort(order)
+	}
+	for _, i := range order {
+		p := &c.Parts[i]
+		part := AnswerPathPart{
+			Start: p.StartNs - base, DurationNs: ns(i), Kind: p.Kind, Name: p.Name, Spans: []AnswerRef{}, Session: p.Session, Device: p.Device, Assumed: p.Assumed,
+		}
+		if p.Stream.OK {
+			part.Stream = &p.Stream.V
+		}
+		for _, s := range p.Spans {
+			part.Spans = append(part.Spans, b.ref(s))
+		}
+		a.Parts = append(a.Parts, part)
+	}
+	return a
 }

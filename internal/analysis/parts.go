@@ -43,6 +43,8 @@ const (
 // keeper is a source that keeps parts.
 type keeper interface {
 	Source
+	// scan is Ops for an interval of about one part, without PlaceRef.
+	scan(ctx context.Context, from, to int64, visit func(*store.OpRow) error) error
 	// partSize returns the number of operations of a part and the unit of its bounds, in ns.
 	partSize() (ops, grid int64)
 	// names returns the names of all kept values in order, and value one of them.
@@ -57,6 +59,13 @@ type keeper interface {
 	// bins returns the numbers of operations that start in each unit of an interval of at most partBins
 	// units. The unit is the grid times a power of 2, and divides the bounds.
 	bins(ctx context.Context, from, to, unit int64) ([]int64, error)
+}
+
+// scanned is a source that scans. All intervals must be of about one part.
+type scanned struct{ keeper }
+
+func (s scanned) Ops(ctx context.Context, from, to int64, visit func(*store.OpRow) error) error {
+	return s.scan(ctx, from, to, visit)
 }
 
 // part is an interval of a session, on the grid.
@@ -209,7 +218,7 @@ func (a *analysis) keptMarkers(ctx context.Context, k keeper, first, last int64,
 	}
 	p := patterns{a: a, deadline: deadline}
 	for _, x := range list {
-		if err = k.Ops(ctx, max(x.from, first), min(x.to, last), func(row *store.OpRow) error {
+		if err = k.scan(ctx, max(x.from, first), min(x.to, last), func(row *store.OpRow) error {
 			if row.StartNs < x.from {
 				return nil // of the part before
 			}
@@ -304,7 +313,7 @@ func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Opti
 			if a.update != nil && !a.update.last {
 				return nil
 			}
-			if err := a.sweep(ctx, k, begin, min(p.to, a.to), o.Deadline); err != nil {
+			if err := a.sweep(ctx, scanned{k}, begin, min(p.to, a.to), o.Deadline); err != nil {
 				return err
 			}
 			continue
@@ -465,7 +474,7 @@ func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, key string,
 		total[d], d.tally = d.tally, tally{}
 	}
 	a.counts = counts{}
-	err := a.sweep(ctx, k, begin, p.to, o.Deadline)
+	err := a.sweep(ctx, scanned{k}, begin, p.to, o.Deadline)
 	if err == nil {
 		c := newKept()
 		devices := uint64(len(a.order))

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 	"time"
@@ -80,7 +81,7 @@ func (k *keeping) scopeSums(context.Context, int64, int64) (list []store.ScopeSu
 	return list, nil
 }
 
-func (k *keeping) Ops(ctx context.Context, from, to int64, visit func(*store.OpRow) error) error {
+func (k *keeping) scan(ctx context.Context, from, to int64, visit func(*store.OpRow) error) error {
 	return k.Source.Ops(ctx, from, to, func(row *store.OpRow) error {
 		if row.StartNs >= from {
 			k.swept++
@@ -139,7 +140,11 @@ func (r *pages) add(o *pages) {
 }
 
 func TestRun_Parts(t *testing.T) {
-	for seed := range uint64(100) {
+	seeds := uint64(40)
+	if os.Getenv("GPUFLIGHT_SOAK") != "" {
+		seeds = 2000
+	}
+	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 4))
 			all := random(seed)

@@ -14,11 +14,27 @@ type scanReader struct {
 	store store.Scanner
 }
 
+// Ops reads parts one after the other, so that the store sorts a bounded number of rows.
+func (s *scanReader) Ops(ctx context.Context, from, to int64, visit func(*store.OpRow) error) error {
+	list, err := planParts(ctx, s, from/partGrid*partGrid, (to+partGrid-1)/partGrid*partGrid)
+	if err != nil {
+		return err
+	}
+	for _, p := range list {
+		q := s.query(max(p.from, from), min(p.to, to))
+		q.Overlapping, q.Places = p.from <= from, true
+		if err := s.store.ScanOps(ctx, q, visit); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 func (s *scanReader) query(from, to int64) store.ScanQuery {
 	return store.ScanQuery{Project: s.project, Session: s.session, From: from, To: to, Overlapping: true}
 }
 
-func (s *scanReader) Ops(ctx context.Context, from, to int64, visit func(*store.OpRow) error) error {
+func (s *scanReader) scan(ctx context.Context, from, to int64, visit func(*store.OpRow) error) error {
 	return s.store.ScanOps(ctx, s.query(from, to), visit)
 }
 

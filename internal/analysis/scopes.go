@@ -26,20 +26,25 @@ type scopeCursor struct {
 	active []Scope
 }
 
-// innermost returns the name of the scope at a time that started last, of several the one that ends
-// first, "" if there is none.
+// innermost returns the name of the scope at a time, "" if there is none.
 func (c *scopeCursor) innermost(t int64) string {
+	s, _ := c.at(t)
+	return s.Name
+}
+
+// at returns the scope at a time that started last, of several the one that ends first.
+func (c *scopeCursor) at(t int64) (s Scope, ok bool) {
 	for c.next < len(c.list) && c.list[c.next].StartNs <= t {
 		c.active = append(c.active, c.list[c.next])
 		c.next++
 	}
 	c.active = slices.DeleteFunc(c.active, func(s Scope) bool { return s.EndNs <= t })
 	if len(c.active) == 0 {
-		return ""
+		return s, false
 	}
 	return slices.MaxFunc(c.active, func(a, b Scope) int {
 		return cmp.Or(cmp.Compare(a.StartNs, b.StartNs), cmp.Compare(b.EndNs, a.EndNs))
-	}).Name
+	}), true
 }
 
 // stepWord is a part of a name that suggests a step.

@@ -33,6 +33,8 @@ type Steps struct {
 	P50 StepValues
 	P95 StepValues
 	Max StepValues
+	// Typical is the step with the median wall, nil without steps.
+	Typical *Step
 	// Longest are the longest steps, Outliers those that [IsOutlier] describes, by wall.
 	Longest  []Step
 	Outliers []Outlier
@@ -262,6 +264,7 @@ func (l *stepList) result(rule, name, device string) Steps {
 		order[i] = i
 	}
 	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(l.list[b].WallNs, l.list[a].WallNs) })
+	out.Typical = &l.list[order[len(order)/2]]
 	for _, i := range order[:min(len(order), maxListedSteps)] {
 		out.Longest = append(out.Longest, l.list[i])
 		if l.list[i].WallNs > limit && len(out.Outliers) < maxOutliers {

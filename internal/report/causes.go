@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -44,6 +45,14 @@ type causesOf struct {
 type SessionCauses struct {
 	Session, Service string
 	*analysis.Result
+	// Paths are the critical paths of the typical step and of the first outlier, if there are steps.
+	Paths []StepPath
+}
+
+// StepPath is the critical path of a step.
+type StepPath struct {
+	Step *analysis.Step
+	*analysis.CriticalPath
 }
 
 // Traces adds spans.
@@ -95,11 +104,81 @@ func (c *Causes) Results(ctx context.Context) (list []SessionCauses, problem str
 		if err != nil {
 			return nil, "", err
 		}
-		if len(r.Devices) > 0 {
-			list = append(list, SessionCauses{s.id, s.service, r})
+		if len(r.Devices) == 0 {
+			continue
 		}
+		paths, err := stepPaths(ctx, &s.rows, &r.Steps)
+		if err != nil {
+			return nil, "", err
+		}
+		list = append(list, SessionCauses{s.id, s.service, r, paths})
 	}
 	return list, "", nil
+}
+
+// stepPaths returns the paths of the typical step and of the first outlier. A step with too many operations
+// has none.
+func stepPaths(ctx context.Context, src analysis.Source, s *analysis.Steps) (list []StepPath, err error) {
+	if s.Typical == nil {
+		return nil, nil
+	}
+	steps := []*analysis.Step{s.Typical}
+	if len(s.Outliers) > 0 {
+		steps = append(steps, &s.Outliers[0].Step)
+	}
+	for _, step := range steps {
+		path, err := analysis.StepPath(ctx, src, step.StartNs, step.StartNs+step.WallNs, s.Device)
+		if errors.Is(err, analysis.ErrPathTooLong) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, StepPath{step, path})
+	}
+	return list, nil
+}
+
+// pathKinds returns the kinds of parts of all paths, the most time of the first path first.
+func pathKinds(paths []StepPath) (kinds []analysis.PathKind) {
+	seen := map[analysis.PathKind]bool{}
+	for _, p := range paths {
+		for _, k := range analysis.NewAnswerPath(p.CriticalPath, 0, 0).Kinds {
+			if !seen[k.Kind] {
+				seen[k.Kind] = true
+				kinds = append(kinds, k.Kind)
+			}
+		}
+	}
+	return kinds
+}
+
+// writePaths prints the sums of critical paths, one column for each.
+func writePaths(out io.Writer, s *SessionCauses, width int) {
+	if len(s.Paths) == 0 {
+		return
+	}
+	var t table
+	for i := range s.Paths {
+		t.head = append(t.head, pathTitle(s, i))
+	}
+	t.head = append(t.head, "CRITICAL PATH OF A STEP")
+	for _, k := range pathKinds(s.Paths) {
+		row := make([]string, 0, len(t.head))
+		for _, p := range s.Paths {
+			row = append(row, Time(time.Duration(p.Sums[k])))
+		}
+		t.add(append(row, k.Text())...)
+	}
+	t.write(out, width)
+	fmt.Fprintln(out)
+}
+
+func pathTitle(s *SessionCauses, i int) string {
+	if s.Paths[i].Step == s.Steps.Typical {
+		return "TYPICAL"
+	}
+	return "SLOW: " + stepName(&s.Steps, s.Paths[i].Step)
 }
 
 // Profile returns what a comparison needs of the session with the most kernel time, and the number of
@@ -181,6 +260,7 @@ func (s *SessionCauses) write(out io.Writer, width int) {
 	}
 	fmt.Fprintln(out)
 	writeSteps(out, &s.Steps, width)
+	writePaths(out, s, width)
 	for i := range s.Findings {
 		f := &s.Findings[i]
 		lead := fmt.Sprintf("%d. ", i+1)

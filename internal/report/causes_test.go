@@ -36,6 +36,22 @@ func causesOfPath(t *testing.T, path string) []SessionCauses {
 			}
 			assert.Equal(t, list[i].ToNs-list[i].FromNs, d.WallNs)
 		}
+		if list[i].Steps.Count > 0 {
+			assert.NotEmpty(t, list[i].Paths)
+		}
+		for _, p := range list[i].Paths {
+			at := p.Step.StartNs
+			for j := range p.Parts {
+				assert.Equal(t, at, p.Parts[j].StartNs)
+				at = p.Parts[j].EndNs
+			}
+			assert.Equal(t, p.Step.StartNs+p.Step.WallNs, at)
+			var sum int64
+			for _, ns := range p.Sums {
+				sum += ns
+			}
+			assert.Equal(t, p.Step.WallNs, sum)
+		}
 	}
 	return list
 }
@@ -99,6 +115,10 @@ func TestCauses_KnownCauses(t *testing.T) {
 	if _, err := os.Stat(dir); err != nil {
 		t.Skip("no recordings: test/gpu/causes/run.py makes them on a machine with a GPU")
 	}
+	// The largest kind on the critical path of the typical step.
+	path := map[string]string{
+		"data_loader": "host", "item": "compute", "pageable": "copy", "no_overlap": "compute", "allocator": "allocator", "slow_layer": "compute",
+	}
 	for name, first := range map[string][]string{
 		"balanced": nil, "data_loader": {"host"}, "item": {"sync"}, "pageable": {"pageable_copy", "copy_call"},
 		"no_overlap": {"exposed_copy"}, "tiny": {"launch"}, "allocator": {"allocator"}, "slow_layer": {"slow_steps"},
@@ -120,6 +140,7 @@ func TestCauses_KnownCauses(t *testing.T) {
 			assert.Contains(t, first, list[0].Findings[0].Kind)
 			assert.NotEmpty(t, list[0].Findings[0].Evidence)
 			assert.Equal(t, "step", list[0].Steps.Name)
+			assert.Equal(t, path[name], analysis.NewAnswerPath(list[0].Paths[0].CriticalPath, 0, 0).Kinds[0].Kind.String())
 			if name == "slow_layer" {
 				require.NotEmpty(t, list[0].Steps.Outliers)
 				assert.Len(t, list[0].Steps.Outliers, 1)

@@ -67,6 +67,13 @@ type htmlSteps struct {
 	Bars              []htmlBar
 	Rows              []htmlQuantiles
 	Slow              []htmlSlow
+	Paths             []htmlPath
+}
+
+// htmlPath is the critical path of a step: its parts as a bar, and their sums.
+type htmlPath struct {
+	Title      string
+	Bar, Kinds []htmlSegment
 }
 
 type htmlBar struct {
@@ -134,6 +141,9 @@ func htmlSessionOf(s *SessionCauses) htmlSession {
 	}
 	if s.Steps.Count > 0 {
 		h.Steps = htmlStepsOf(&s.Steps)
+		for i := range s.Paths {
+			h.Steps.Paths = append(h.Steps.Paths, htmlPathOf(s, i))
+		}
 	}
 	return h
 }
@@ -159,6 +169,32 @@ func htmlDeviceOf(d *analysis.Device) htmlDevice {
 	for _, c := range causesBySum(&p.Idle) {
 		name, _, _ := strings.Cut(c.Text(), ":")
 		add(c.String(), "idle, "+name, p.Idle[c])
+	}
+	return h
+}
+
+// maxHTMLParts bounds the parts of a path in a page.
+const maxHTMLParts = 500
+
+func htmlPathOf(s *SessionCauses, i int) htmlPath {
+	step, path := s.Paths[i].Step, s.Paths[i].CriticalPath
+	title := "Typical step"
+	if step != s.Steps.Typical {
+		title = "Slow step"
+	}
+	wall := path.ToNs - path.FromNs
+	h := htmlPath{Title: fmt.Sprintf("%s %s: %s", title, stepName(&s.Steps, step), Time(time.Duration(wall)))}
+	a := analysis.NewAnswerPath(path, path.FromNs, maxHTMLParts)
+	scale := chartWidth / float64(max(wall, 1))
+	for i := range a.Parts {
+		p := &a.Parts[i]
+		h.Bar = append(h.Bar, htmlSegment{
+			Class: p.Kind.String(), Name: p.Kind.String() + " " + clean(p.Name, maxCell), Ns: p.DurationNs,
+			X: decimal(float64(p.Start) * scale), Width: decimal(float64(p.DurationNs) * scale),
+		})
+	}
+	for _, k := range a.Kinds {
+		h.Kinds = append(h.Kinds, htmlSegment{Class: k.Kind.String(), Name: k.Kind.String(), Ns: k.Ns, Share: share(k.Ns, wall)})
 	}
 	return h
 }

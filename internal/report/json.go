@@ -35,7 +35,17 @@ type jsonAnalysis struct {
 	Session string `json:"session"`
 	Service string `json:"service"`
 	*analysis.Answer
+	// Paths are the critical paths of the typical step and of the first outlier.
+	Paths []jsonPath `json:"critical_paths"`
 }
+
+type jsonPath struct {
+	Step int64 `json:"step"`
+	*analysis.AnswerPath
+}
+
+// jsonParts bounds the parts of a path.
+const jsonParts = 100
 
 type jsonRow struct {
 	Name       string      `json:"name,omitempty"`
@@ -159,7 +169,11 @@ func WriteJSON(out io.Writer, t *Totals, windows *Windows, inside *Inside, analy
 	}
 	for i := range analyses {
 		a := &analyses[i]
-		j.Analyses = append(j.Analyses, jsonAnalysis{a.Session, a.Service, analysis.NewAnswer(a.Result, a.FromNs)})
+		x := jsonAnalysis{a.Session, a.Service, analysis.NewAnswer(a.Result, a.FromNs), []jsonPath{}}
+		for _, p := range a.Paths {
+			x.Paths = append(x.Paths, jsonPath{p.Step.Number, analysis.NewAnswerPath(p.CriticalPath, a.FromNs, jsonParts)})
+		}
+		j.Analyses = append(j.Analyses, x)
 	}
 	if !windows.Nothing() {
 		j.Windows = jsonWindowsOf(windows, top)

@@ -44,4 +44,6 @@ type ScanQuery struct {
 	Project, Session string
 	From, To         int64
 	Overlapping      bool
+	// Places adds PlaceRef to operations, which takes longer: a place can be of one scope only.
+	Places bool
 }

@@ -11,7 +11,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -115,7 +114,7 @@ func TestMCP_Recording(t *testing.T) {
 		assert.NotEmpty(t, tool.Description, tool.Name)
 		assert.True(t, tool.Annotations.ReadOnlyHint, tool.Name)
 	}
-	for _, name := range []string{"list_sessions", "open_recording", "report", "steps", "idle_gaps", "kernels", "scopes", "span"} {
+	for _, name := range []string{"list_sessions", "open_recording", "report", "steps", "idle_gaps", "critical_path", "kernels", "scopes", "span"} {
 		assert.Contains(t, names, name)
 	}
 
@@ -143,6 +142,14 @@ func TestMCP_Collector(t *testing.T) {
 	c.get("list_sessions", map[string]any{"text": "ITEM"}, &list)
 	require.Len(t, list.Sessions, 1)
 	checkTools(t, c, list.Sessions[0].ID)
+}
+
+// scope returns a scope of a session.
+func scope(c *client, session string) ref {
+	var scopes struct{ Scopes []struct{ Longest ref } }
+	c.get("scopes", map[string]any{"session": session, "limit": 1}, &scopes)
+	require.Len(c.t, scopes.Scopes, 1)
+	return scopes.Scopes[0].Longest
 }
 
 // checkTools checks the answers about the recording item, whose cause is known.
@@ -204,6 +211,34 @@ func checkTools(t *testing.T, c *client, session string) {
 	require.Len(t, steps.Steps.Longest, 4)
 	c.cited(session, steps.Steps.Longest[0].First)
 
+	var step struct {
+		Steps struct {
+			Device  string
+			Typical struct {
+				Start  int64
+				WallNs int64 `json:"wall_ns"`
+			}
+		}
+	}
+	c.get("steps", map[string]any{"session": id}, &step)
+	for _, args := range []map[string]any{
+		{"session": id, "from": step.Steps.Typical.Start, "to": step.Steps.Typical.Start + step.Steps.Typical.WallNs, "device": step.Steps.Device, "limit": 5},
+		{"session": id, "span": scope(c, id).Span, "limit": 5},
+	} {
+		var path struct {
+			From, To int64
+			Kinds    []struct{ Ns int64 }
+			Parts    []struct{ Spans []ref }
+		}
+		c.get("critical_path", args, &path)
+		for _, k := range path.Kinds {
+			path.From += k.Ns
+		}
+		assert.Equal(t, path.To, path.From)
+		require.Len(t, path.Parts, 5)
+		c.cited(session, path.Parts[0].Spans[0])
+	}
+
 	var idle struct {
 		Devices []struct {
 			Gaps []struct {
@@ -231,9 +266,9 @@ func checkTools(t *testing.T, c *client, session string) {
 		}
 	}
 	c.get("scopes", map[string]any{"session": id, "limit": 3}, &scopes)
-	require.Len(t, scopes.Scopes, 3)
-	assert.Equal(t, int64(9), scopes.Scopes[0].Total.Kernels)
-	assert.True(t, strings.HasPrefix(scopes.Scopes[0].Names[0], "step "))
+	require.Len(t, scopes.Scopes, 1)
+	assert.Equal(t, int64(450), scopes.Scopes[0].Total.Kernels)
+	assert.Equal(t, []string{"step *"}, scopes.Scopes[0].Names)
 	c.cited(session, scopes.Scopes[0].Longest)
 
 	for tool, args := range map[string]map[string]any{

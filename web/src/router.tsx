@@ -102,6 +102,7 @@ export const timelineRoute = createRoute({
       q: text(s.q),
       m0: range.from,
       m1: range.to,
+      path: oneOf(s.path, ["1"]),
     });
   },
   component: Timeline,

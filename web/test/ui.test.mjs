@@ -164,6 +164,24 @@ const pages = {
 };
 
 describe("findings", () => {
+  test("the critical path of the typical step is on the timeline and sums to its duration", async () => {
+    const { steps } = await api(`${session}/analysis`);
+    const page = await open(`${session}/findings`);
+    await page.getByRole("link", { name: "critical path of the typical step" }).click();
+    const kinds = page.getByRole("table", { name: "Critical path by kind" });
+    await kinds.waitFor();
+    const sums = await kinds.locator("td:nth-child(2)").evaluateAll((all) => all.map((a) => a.title));
+    assert.equal(
+      sums.reduce((n, s) => n + Number(s.replaceAll(/[^\d]/g, "")), 0),
+      steps.typical.wall_ns,
+    );
+    await page.locator("[data-kind=spans]", { hasText: "critical path" }).waitFor();
+    const part = page.getByRole("list", { name: "Parts of the critical path" }).getByRole("link").first();
+    await part.click();
+    await page.getByRole("complementary", { name: "Inspector" }).waitFor();
+    await close(page);
+  });
+
   test("shows the causes of the API, and a gap opens in the timeline", async () => {
     const page = await open(`${session}/findings`);
     const table = page.getByRole("table", { name: "Idle time by cause" }).first();

@@ -91,6 +91,11 @@ func (s *Store) ScanOps(ctx context.Context, q store.ScanQuery, visit func(*stor
 	} else {
 		query += "0::UINTEGER"
 	}
+	if q.Places {
+		query += ", place"
+	} else {
+		query += ", 0::UINTEGER"
+	}
 	query += " FROM {ops}" + f.where() + " ORDER BY start_ns, span"
 	err = scan(ctx, v, query, f.args, fillOp, func(rows []store.OpRow) error {
 		if _, err := v.complete(ctx, rows); err != nil {
@@ -130,6 +135,7 @@ func fillOp(o *store.OpRow, values []driver.Value) error {
 		return fmt.Errorf("got %T, %T, %T, %T, %T and %T", values[0], values[1], values[2], values[3], values[4], values[8])
 	}
 	o.Extra = extra
+	o.Place, _ = values[9].(uint32)
 	o.StartNs, o.EndNs, o.Span = start, start+dur, store.SpanID(span)
 	o.Lane, o.Shape = uint32(laneShape>>32), uint32(laneShape)
 	o.Stack, o.Origin = uint32(stackOrigin>>32), uint32(stackOrigin)

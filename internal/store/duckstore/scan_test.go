@@ -43,7 +43,7 @@ func TestStore_ScanEqualsPages(t *testing.T) {
 	require.NoError(t, err)
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 10 {
-		q := store.ScanQuery{Session: "training", Overlapping: rng.IntN(2) == 0}
+		q := store.ScanQuery{Session: "training", Overlapping: rng.IntN(2) == 0, Places: rng.IntN(2) == 0}
 		if rng.IntN(4) > 0 {
 			q.From = info.FirstNs + rng.Int64N(info.LastNs-info.FirstNs)
 		}
@@ -57,8 +57,21 @@ func TestStore_ScanEqualsPages(t *testing.T) {
 		require.Len(t, ops, len(page.Rows))
 		for i := range ops {
 			want := &page.Rows[i]
-			want.Correlation, want.PlaceRef = store.Int{}, store.Place{}
+			want.Correlation = store.Int{}
+			if !q.Places {
+				want.PlaceRef = store.Place{}
+			}
 			require.Equal(t, want, &ops[i])
+		}
+		if q.From > 0 && q.To > 0 && q.Overlapping {
+			n := 0
+			require.NoError(t, analysis.FromReader(s, "", "training").Ops(t.Context(), q.From, q.To, func(o *store.OpRow) error {
+				require.Equal(t, page.Rows[n].Span, o.Span)
+				require.NotEmpty(t, o.PlaceRef.ScopePath)
+				n++
+				return nil
+			}))
+			require.Len(t, page.Rows, n)
 		}
 		list, err := s.Spans(t.Context(), store.SpanQuery{
 			Session: q.Session, From: q.From, To: q.To, Overlapping: q.Overlapping, Operation: semconv.CUDAOperationScope, Limit: 20_000,
@@ -81,6 +94,14 @@ func TestStore_ScanEqualsPages(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, analysis.NewAnswer(want, 0), analysis.NewAnswer(got, 0))
 	}
+	want, err := analysis.NewProfile(t.Context(), analysis.FromReader(readOnly{s}, "", "training"), analysis.Options{})
+	require.NoError(t, err)
+	got, err := analysis.NewProfile(t.Context(), analysis.FromReader(s, "", "training"), analysis.Options{})
+	require.NoError(t, err)
+	assert.NotEmpty(t, got.Scopes)
+	assert.ElementsMatch(t, want.Scopes, got.Scopes)
+	assert.ElementsMatch(t, want.Kernels, got.Kernels)
+	assert.Equal(t, want.Steps, got.Steps)
 	assert.ErrorIs(t, s.ScanOps(t.Context(), store.ScanQuery{Session: "other"}, nil), store.ErrNotFound)
 	assert.ErrorIs(t, s.ScanScopes(t.Context(), store.ScanQuery{Session: "training", From: -1}, nil, nil), store.ErrInvalid)
 }

@@ -412,6 +412,29 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/sessions/{session}/analysis/critical": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description service.instance.id */
+                session: components["parameters"]["Session"];
+            };
+            cookie?: never;
+        };
+        /**
+         * What determined how long a request, a scope or a step took; docs/internals/critical-path.md has the rules
+         * @description With `span`: of this scope or request, through all sessions with spans of its trace. Without it: of a step of a device, which is [`from`, `to`). Intervals of more than 200,000 operations get 400.
+         */
+        get: operations["getCriticalPath"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/sessions/{session}/stacks": {
         parameters: {
             query?: never;
@@ -1367,6 +1390,8 @@ export interface components {
             p50: components["schemas"]["StepValues"];
             p95: components["schemas"]["StepValues"];
             max: components["schemas"]["StepValues"];
+            /** @description The step with the median wall; absent without steps */
+            typical?: components["schemas"]["AnalysedStep"];
             longest: components["schemas"]["AnalysedStep"][];
             outliers: components["schemas"]["AnalysedOutlier"][];
         };
@@ -1403,6 +1428,41 @@ export interface components {
             devices: components["schemas"]["AnalysedDevice"][];
             steps: components["schemas"]["AnalysedSteps"];
             findings: components["schemas"]["Finding"][];
+        };
+        CriticalPath: {
+            base: components["schemas"]["UnixNano"];
+            from: components["schemas"]["Time"];
+            to: components["schemas"]["Time"];
+            /** @description Sums by kind, the largest first */
+            kinds: {
+                kind: components["schemas"]["PathKind"];
+                text: string;
+                ns: components["schemas"]["Ns"];
+            }[];
+            /** @description In the order of time. Without omitted ones they are a partition of the interval */
+            parts: components["schemas"]["PathPart"][];
+            /** @description Omitted parts, the shortest */
+            more_parts: components["schemas"]["Count"];
+            /** @description Their time */
+            more_ns: components["schemas"]["Ns"];
+        };
+        /** @description compute, communication, copy, remote (a call to another service, outside its spans), or a cause of idle time */
+        PathKind: string;
+        PathPart: {
+            start: components["schemas"]["Time"];
+            duration_ns: components["schemas"]["Ns"];
+            kind: components["schemas"]["PathKind"];
+            /** @description Kernel, call, or scope */
+            name: string;
+            /** @description The operation; of a wait the wait and the operation that ended it; of host code its scope */
+            spans: components["schemas"]["Reference"][];
+            /** @description Session of the part, empty for that of the request */
+            session: string;
+            device: string;
+            /** Format: int64 */
+            stream?: number;
+            /** @description No record proves the order, because launch times or waits of the host are missing */
+            assumed: boolean;
         };
         /** @description Index of a rank in `ranks` */
         Index: number;
@@ -2486,6 +2546,45 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Analysis"];
+                };
+            };
+            304: components["responses"]["NotModified"];
+            default: components["responses"]["Error"];
+        };
+    };
+    getCriticalPath: {
+        parameters: {
+            query?: {
+                /** @description Origin of all times of the request and the answer */
+                base?: components["parameters"]["Base"];
+                /** @description Scope or request */
+                span?: components["schemas"]["SpanID"];
+                /** @description Start of the span, which is faster */
+                at?: components["schemas"]["Time"];
+                from?: components["parameters"]["From"];
+                to?: components["parameters"]["To"];
+                /** @description Device of the step, as in `steps.device` of an analysis. Without it, the device on which an operation starts at `to`, or else ended last */
+                device?: string;
+                /** @description Most parts, the longest */
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                /** @description service.instance.id */
+                session: components["parameters"]["Session"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The path. The sums of `kinds` are exactly `to` - `from` */
+            200: {
+                headers: {
+                    ETag: components["headers"]["ETag"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["CriticalPath"];
                 };
             };
             304: components["responses"]["NotModified"];

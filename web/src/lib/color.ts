@@ -116,6 +116,27 @@ export function scopeColor(name: string, dark: boolean): [number, number, number
   return rgb;
 }
 
+/** hues of the kinds of a critical path; the rest is grey. */
+const pathHues: Record<string, number> = {
+  compute: 255,
+  communication: 305,
+  copy: 195,
+  host: 55,
+  launch: 90,
+  slow_launch: 90,
+  latency: 90,
+  sync: 25,
+  allocator: 25,
+  copy_call: 25,
+  remote: 145,
+};
+
+/** pathColor returns the colour of a kind of a critical path. */
+export function pathColor(kind: string, dark: boolean): [number, number, number] {
+  const hue = pathHues[kind];
+  return oklch(dark ? 0.7 : 0.78, hue === undefined ? 0.01 : 0.12, hue ?? 0);
+}
+
 /** css formats a colour for CSS and canvas. */
 export const css = (c: readonly number[], alpha = 1): string =>
   alpha === 1 ? `rgb(${c[0]},${c[1]},${c[2]})` : `rgba(${c[0]},${c[1]},${c[2]},${alpha})`;

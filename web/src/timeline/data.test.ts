@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 import { describe, expect, it } from "vitest";
-import { binsOf, fetchWindow } from "./data";
+import type { Schemas } from "../api/client";
+import { binsOf, fetchWindow, withPath } from "./data";
+import type { Track } from "./draw";
 
 describe("binsOf", () => {
   const extent = { from: 0, to: 60e9 };
@@ -20,5 +22,49 @@ describe("binsOf", () => {
   it("has at most 50,000 bins in all lanes, but 400 in each", () => {
     expect(bins({ from: 30e9, to: 30.1e9 }, 64)).toBe(781);
     expect(bins({ from: 30e9, to: 30.1e9 }, 1000)).toBe(400);
+  });
+});
+
+describe("withPath", () => {
+  const item = (id: string) => ({ id, kind: "op" as const, start: 0, end: 1, row: 0, name: id, rgb: [0, 0, 0] });
+  const lane: Track = {
+    key: "lane-1",
+    kind: "lane",
+    label: "",
+    detail: "",
+    top: 0,
+    height: 30,
+    rowHeight: 30,
+    items: [item("a"), item("b"), item("c")],
+  };
+  const part = (span: string, session: string): Schemas["PathPart"] => ({
+    start: 5,
+    duration_ns: 7,
+    kind: "compute",
+    name: "gemm",
+    spans: [{ span, start: 4, name: "gemm" }],
+    session,
+    device: "",
+    assumed: false,
+  });
+  const path = {
+    base: "0",
+    from: 5,
+    to: 12,
+    kinds: [],
+    parts: [part("a", ""), part("b", "s"), part("c", "other")],
+    more_parts: 0,
+    more_ns: 0,
+  };
+
+  it("adds a track above the others and marks operations of this session", () => {
+    const [first, second] = withPath([lane], path, "s", false) as [Track, Track];
+    expect(first.items.map((i) => [i.id, i.start, i.end, i.at, i.name])).toEqual([
+      ["a", 5, 12, 4, "compute: gemm"],
+      ["b", 5, 12, 4, "compute: gemm"],
+      ["c", 5, 12, 4, "compute: gemm"],
+    ]);
+    expect(second.top).toBe(first.height);
+    expect(second.items.map((i) => i.marked === true)).toEqual([true, true, false]);
   });
 });

@@ -4,7 +4,7 @@ import { useMemo } from "react";
 import { get, getBinary, type Schemas } from "../api/client";
 import { decodeTimeline, spanText, type TimelineColumns } from "../api/columns";
 import { type SessionState, useGet } from "../api/hooks";
-import { oklch, scopeColor, sliceColor } from "../lib/color";
+import { oklch, pathColor, scopeColor, sliceColor } from "../lib/color";
 import { bytes, count, duration, percent, significant } from "../lib/format";
 import { nest } from "../lib/layout";
 import type { View } from "../lib/scale";
@@ -340,6 +340,45 @@ export function buildTracks(
     });
   }
   return tracks;
+}
+
+/**
+ * withPath adds a track with a critical path above all others, and marks the operations that are parts of it.
+ * Parts in other sessions have no operation here.
+ */
+export function withPath(tracks: Track[], path: Schemas["CriticalPath"], session: string, dark: boolean): Track[] {
+  const height = 26;
+  const items: Item[] = path.parts.map((p) => ({
+    id: p.spans[0]?.span ?? "",
+    kind: "span",
+    start: p.start,
+    end: p.start + p.duration_ns,
+    row: 0,
+    name: p.name ? `${p.kind}: ${p.name}` : p.kind,
+    rgb: pathColor(p.kind, dark),
+    at: p.spans[0]?.start,
+  }));
+  const own = new Set(
+    path.parts.flatMap((p) => (p.session === "" || p.session === session ? p.spans.map((s) => s.span) : [])),
+  );
+  const first: Track = {
+    key: "critical-path",
+    kind: "spans",
+    label: "critical path",
+    detail: "",
+    top: 0,
+    height,
+    rowHeight: 20,
+    items,
+  };
+  return [
+    first,
+    ...tracks.map((t) => ({
+      ...t,
+      top: t.top + height,
+      items: t.kind === "lane" ? t.items.map((i) => (own.has(i.id) ? { ...i, marked: true } : i)) : t.items,
+    })),
+  ];
 }
 
 /** dense says whether a view has more than one slice for four pixels. */

@@ -20,6 +20,10 @@ export interface Item {
   rgb: readonly number[];
   /** A slice whose times are not measured. */
   estimated?: boolean;
+  /** A slice on the critical path. */
+  marked?: boolean;
+  /** Start of the span id, if it is not that of the slice. */
+  at?: number;
 }
 
 /** Kind is what bins have in common: the name and the colour of the longest operation. */
@@ -83,6 +87,7 @@ interface Palette {
   band: number;
   grid: number;
   group: number;
+  mark: number;
   text: string;
   muted: string;
   line: string;
@@ -99,6 +104,7 @@ const palettes: Record<"light" | "dark", Palette> = {
     band: pack(249, 250, 252),
     grid: pack(233, 236, 241),
     group: pack(238, 241, 245),
+    mark: pack(21, 87, 192),
     text: "#131820",
     muted: "#555f6e",
     line: "#dde2e9",
@@ -111,6 +117,7 @@ const palettes: Record<"light" | "dark", Palette> = {
     band: pack(22, 28, 39),
     grid: pack(34, 42, 56),
     group: pack(28, 35, 48),
+    mark: pack(125, 176, 255),
     text: "#e7ebf2",
     muted: "#9aa5b6",
     line: "#252d3b",
@@ -307,6 +314,7 @@ export class Painter {
       if (it.kind === "gap") this.rect(x0, x1, (y + y1) / 2 - s.dpr, (y + y1) / 2 + s.dpr, color);
       else
         this.rect(x0, x1, y + (t.kind === "lane" ? pad : 1) * s.dpr, y1 - (t.kind === "lane" ? pad : 1) * s.dpr, color);
+      if (it.marked) this.rect(x0, x1, y1 - 5 * s.dpr, y1 - pad * s.dpr, p.mark);
     }
   }
 

@@ -61,7 +61,8 @@ export function Findings() {
 }
 
 /** Show is a link to an interval in the timeline. */
-function Show({ start, ns, span, children }: { start: number; ns: number; span?: string; children: string }) {
+function Show(props: { start: number; ns: number; span?: string; path?: boolean; children: string }) {
+  const { start, ns, span, path, children } = props;
   const session = useSession();
   const extent = { from: 0, to: session.overview.session.duration_ns };
   return (
@@ -71,7 +72,13 @@ function Show({ start, ns, span, children }: { start: number; ns: number; span?:
       search={
         (span
           ? toSpan(span, start, ns, extent)
-          : { ...toSpan(undefined, start, ns, extent), at: undefined, m0: Math.max(0, start), m1: start + ns }) as never
+          : {
+              ...toSpan(undefined, start, ns, extent),
+              at: undefined,
+              m0: Math.max(0, start),
+              m1: start + ns,
+              path: path ? "1" : undefined,
+            }) as never
       }
       title="Show it in the timeline"
     >
@@ -216,6 +223,11 @@ function StepsPanel({ a }: { a: Analysis }) {
     <>
       <div className={ui.row}>
         <h2>{count(s.count)} steps</h2>
+        {s.typical && (
+          <Show start={s.typical.start} ns={s.typical.wall_ns} path>
+            critical path of the typical step
+          </Show>
+        )}
         <span className={ui.muted}>
           begin with {s.rule === "scopes" ? "scope" : "kernel"} {s.name}
         </span>
@@ -261,7 +273,7 @@ function StepsPanel({ a }: { a: Analysis }) {
             {(s.outliers.length ? s.outliers : s.longest.slice(0, 5)).map((o) => (
               <tr key={o.number}>
                 <td>
-                  <Show start={o.start} ns={o.wall_ns}>
+                  <Show start={o.start} ns={o.wall_ns} path>
                     {`${o.number} ${o.name}`}
                   </Show>
                 </td>

@@ -8,6 +8,7 @@ import { occupancy } from "../lib/occupancy";
 import { around, rounded, type View } from "../lib/scale";
 import { Histogram } from "../ui/Histogram";
 import { Badge, Bar, Copy, Failure, Loading, type Made, num, Swatch, ui } from "../ui/parts";
+import { CriticalPath } from "./CriticalPath";
 import t from "./timeline.module.css";
 
 /** toSpan is the search of a timeline that shows an interval and selects a span. */
@@ -436,6 +437,7 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
           </p>
         )}
       </section>
+      <CriticalPath subject={{ span: s.span, at: s.start }} />
       <section>
         <h3>Kernels that start in this interval</h3>
         <KernelList groups={inside.data} from={s.start} to={s.start + s.duration_ns + 1} />
@@ -552,6 +554,7 @@ export function Measured({ range, close }: { range: View; close: () => void }) {
           {offset(range.from, 1)} to {offset(range.to, 1)}
         </span>
       </section>
+      <CriticalPath subject={{ range }} />
       <section>
         <h3>Kernels</h3>
         <KernelList groups={kernels.data} from={range.from} to={range.to} />

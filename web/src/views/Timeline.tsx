@@ -6,10 +6,11 @@ import { useGet, useSession } from "../api/hooks";
 import { css, families, oklch } from "../lib/color";
 import { count, duration, exactDuration, offset, percent } from "../lib/format";
 import { around, clamp, pan, rounded, toNs, type View, zoom } from "../lib/scale";
-import { buildTracks, denseLanes, prepare, shown, useMetrics, useTimeline } from "../timeline/data";
+import { buildTracks, denseLanes, prepare, shown, useMetrics, useTimeline, withPath } from "../timeline/data";
 import { hit, type Item, Painter, type Scene, type Track } from "../timeline/draw";
 import { Failure, SearchBox, ui } from "../ui/parts";
 import { useDark } from "../ui/theme";
+import { usePath } from "./CriticalPath";
 import { Inspector, Measured, toSpan } from "./Inspector";
 import t from "./timeline.module.css";
 
@@ -72,7 +73,13 @@ export function Timeline() {
       paint.current();
     });
   }, []);
-  useEffect(() => () => cancelAnimationFrame(frame.current), []);
+  useEffect(
+    () => () => {
+      cancelAnimationFrame(frame.current);
+      frame.current = 0;
+    },
+    [],
+  );
   const pending = useRef<ReturnType<typeof setTimeout>>(undefined);
   const following = useRef<ReturnType<typeof setTimeout>>(undefined);
   const written = useRef("");
@@ -135,9 +142,27 @@ export function Timeline() {
   const { columns, spans, gaps } = data;
   const prepared = useMemo(() => prepare({ columns, spans, gaps }, dark), [columns, spans, gaps, dark]);
   const denseIds = denseLanes(prepared, view, size.width);
-  const tracks = useMemo(
+  const plain = useMemo(
     () => buildTracks(session.overview, prepared, metrics, denseIds),
     [session.overview, prepared, metrics, denseIds],
+  );
+  // The path of the selected scope or request, or of the measured step.
+  const scopeSelected = plain.some((x) => x.kind === "spans" && x.items.some((i) => i.id === search.sel));
+  const subject =
+    search.path === undefined
+      ? undefined
+      : search.sel !== undefined
+        ? scopeSelected
+          ? { span: search.sel, at: search.at === undefined ? undefined : Number(search.at) }
+          : undefined
+        : search.m0 !== undefined && search.m1 !== undefined
+          ? { range: { from: search.m0, to: search.m1 } }
+          : undefined;
+  const path = usePath(subject);
+  const pathData = subject && !path.isPlaceholderData ? path.data : undefined;
+  const tracks = useMemo(
+    () => (pathData ? withPath(plain, pathData, session.id, dark) : plain),
+    [plain, pathData, session.id, dark],
   );
   const total = tracks.reduce((n, x) => Math.max(n, x.top + x.height), 0) + 34;
   const items = useMemo(() => tracks.flatMap((x) => x.items), [tracks]);
@@ -206,7 +231,7 @@ export function Timeline() {
       setTip(null);
       if (i && i.kind !== "gap")
         navigate({
-          search: (o) => ({ ...o, sel: i.id, at: String(i.start), m0: undefined, m1: undefined }),
+          search: (o) => ({ ...o, sel: i.id, at: String(i.at ?? i.start), m0: undefined, m1: undefined }),
           replace: true,
         });
       else if (i)

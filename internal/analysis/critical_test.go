@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package analysis
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/storetest"
+	"github.com/gpuflight/gpuflight/semconv"
+)
+
+// checkPath checks that parts are a partition of the path, and that work lies inside its operation.
+func checkPath(t *testing.T, c *CriticalPath, ops []store.OpRow) {
+	t.Helper()
+	byID := map[store.SpanID]*store.OpRow{}
+	for i := range ops {
+		byID[ops[i].Span] = &ops[i]
+	}
+	at := c.FromNs
+	var sums [numPathKinds]int64
+	for i := range c.Parts {
+		p := &c.Parts[i]
+		require.Equal(t, at, p.StartNs, "part %d", i)
+		require.Greater(t, p.EndNs, p.StartNs, "part %d", i)
+		sums[p.Kind] += p.EndNs - p.StartNs
+		at = p.EndNs
+		if p.Kind >= PathCompute && p.Kind <= PathCopy {
+			require.Len(t, p.Spans, 1)
+			o := byID[p.Spans[0].Span]
+			require.NotNil(t, o)
+			require.True(t, o.StartNs <= p.StartNs && p.EndNs <= o.EndNs, "%+v outside %+v", p, o.Op)
+		}
+	}
+	require.Equal(t, c.ToNs, at)
+	require.Equal(t, c.Sums, sums)
+	var sum int64
+	for _, ns := range sums {
+		sum += ns
+	}
+	require.Equal(t, c.ToNs-c.FromNs, sum)
+}
+
+func TestStepPath_RandomTimelines(t *testing.T) {
+	for seed := range uint64(300) {
+		r := random(seed)
+		rng := rand.New(rand.NewPCG(seed, 3))
+		for range 5 {
+			from := rng.Int64N(2000) * µs
+			to := from + 1 + rng.Int64N(500)*µs
+			if rng.IntN(2) == 0 && len(r.ops) > 0 { // a step ends where an operation starts
+				to = max(r.ops[rng.IntN(len(r.ops))].StartNs, from+1)
+			}
+			device := AnyDevice
+			if len(r.ops) > 0 && rng.IntN(2) == 0 {
+				device = r.ops[rng.IntN(len(r.ops))].LaneRef.Device
+			}
+			c, err := StepPath(t.Context(), FromReader(r, "", "s"), from, to, device)
+			require.NoError(t, err)
+			checkPath(t, c, r.ops)
+		}
+	}
+}
+
+// TestSpanPath_RandomTraces checks the sum over random trees of spans in several sessions, whose spans may
+// overlap and leave their parents.
+func TestSpanPath_RandomTraces(t *testing.T) {
+	for seed := range uint64(100) {
+		rng := rand.New(rand.NewPCG(seed, 4))
+		m := storetest.NewMemory()
+		trace := store.TraceID{15: byte(seed + 1)}
+		var ops []store.OpRow
+		for s := range 3 {
+			b := &store.Batch{
+				Session: fmt.Sprint("s", s),
+				Shapes:  []store.Shape{{}, {Key: 1, Operation: store.OpKernel, Name: "k"}, {Key: 2, Operation: store.OpSync, Name: "cudaDeviceSynchronize"}},
+				Places:  []store.Place{{}, {Key: 1, Trace: trace}},
+				Lanes:   []store.Lane{{}, {Key: 1, Device: "GPU", Stream: store.Some(7)}},
+			}
+			for i := range 1 + rng.IntN(12) {
+				start := 1 + rng.Int64N(1000)
+				b.Spans = append(b.Spans, store.Span{
+					StartNs: start, EndNs: start + rng.Int64N(500), Trace: trace, Span: store.SpanID(100*s + i + 1),
+					Parent: store.SpanID(rng.IntN(300)), Kind: uint8(1 + rng.IntN(3)), Name: "span",
+				})
+			}
+			for i := range rng.IntN(20) {
+				start := 1 + rng.Int64N(1500)
+				o := store.Op{StartNs: start, EndNs: start + rng.Int64N(60), Span: store.SpanID(10_000*(s+1) + i), Lane: 1, Shape: uint32(1 + rng.IntN(2)), Place: 1}
+				if rng.IntN(2) == 0 {
+					launch := start - rng.Int64N(100)
+					o.LaunchStartNs, o.LaunchEndNs = store.Some(max(launch, 0)), store.Some(max(launch, 0)+rng.Int64N(120))
+				}
+				b.Ops = append(b.Ops, o)
+				ops = append(ops, store.OpRow{Op: o})
+			}
+			_, err := m.Write(t.Context(), []*store.Batch{b})
+			require.NoError(t, err)
+		}
+		root := store.SpanRow{Span: store.Span{StartNs: 1, EndNs: 1 + rng.Int64N(2000), Trace: trace, Span: store.SpanID(1 + rng.IntN(3)*100)}}
+		c, err := SpanPath(t.Context(), m, "", "s0", &root, func([]byte) []SpanLink { return nil })
+		require.NoError(t, err)
+		checkPath(t, c, ops)
+	}
+}
+
+// texts returns parts as short texts.
+func texts(c *CriticalPath) (list []string) {
+	for i := range c.Parts {
+		p := &c.Parts[i]
+		list = append(list, fmt.Sprintf("%s %s %d", p.Kind, p.Name, (p.EndNs-p.StartNs)/µs))
+	}
+	return list
+}
+
+func TestStepPath_Wait(t *testing.T) {
+	p := newProgram()
+	for i := range 3 {
+		p.scope(fmt.Sprint("step ", i), func() {
+			p.launch("a", 100*µs)
+			p.launch("b", 50*µs)
+			p.sync()
+			p.host += 200 * µs
+		})
+	}
+	r := p.reader()
+	c, err := StepPath(t.Context(), FromReader(r, "", "s"), r.ops[0].StartNs, r.ops[3].StartNs, "GPU-1")
+	require.NoError(t, err)
+	checkPath(t, c, r.ops)
+	// The second kernel had been launched long before. The next step began late, because the host ran
+	// other code after its wait.
+	assert.Equal(t, []string{"compute a 100", "compute b 50", "sync cudaStreamSynchronize 5", "host step 0 200", "launch a 5", "latency a 3"}, texts(c))
+	assert.Equal(t, []Ref{{r.ops[1].Span, r.ops[1].StartNs, "cudaStreamSynchronize"}, {r.ops[2].Span, r.ops[2].StartNs, "b"}}, c.Parts[2].Spans)
+	assert.Equal(t, r.spans[0].Span.Span, c.Parts[3].Spans[0].Span)
+}
+
+func TestStepPath_LaunchBound(t *testing.T) {
+	p := newProgram()
+	for range 5 {
+		p.launch("tiny", 1*µs)
+		p.host += 10 * µs
+	}
+	r := p.reader()
+	c, err := StepPath(t.Context(), FromReader(r, "", "s"), r.ops[1].StartNs, r.ops[3].StartNs, "GPU-1")
+	require.NoError(t, err)
+	checkPath(t, c, r.ops)
+	assert.Zero(t, c.Sums[PathCompute], "the kernels delayed nothing")
+	assert.Equal(t, 27*µs, c.Sums[Launch])
+	assert.Equal(t, 3*µs, c.Sums[Latency])
+}
+
+func TestStepPath_TooLong(t *testing.T) {
+	p := newProgram()
+	row := *p.row(store.OpKernel, "k", 1, 2)
+	r := p.reader()
+	r.ops = nil
+	for i := range maxPathOps + 1 {
+		row.StartNs, row.EndNs, row.Span = int64(i), int64(i+1), store.SpanID(i+1)
+		r.ops = append(r.ops, row)
+	}
+	var c Collection
+	c.filled, c.sorted = true, true
+	c.shapes.all = []store.Shape{*row.ShapeRef}
+	for i := range r.ops {
+		o := r.ops[i].Op
+		o.Shape, o.Lane, o.Origin, o.Place, o.Stack = 0, 0, 0, 0, 0
+		c.ops = append(c.ops, o)
+	}
+	_, err := StepPath(t.Context(), &c, 0, maxPathOps+2, "")
+	assert.ErrorIs(t, err, ErrPathTooLong)
+}
+
+func TestSpanPath_Services(t *testing.T) {
+	m := storetest.NewMemory()
+	trace, other := store.TraceID{15: 1}, store.TraceID{15: 2}
+	write := func(b *store.Batch) {
+		_, err := m.Write(t.Context(), []*store.Batch{b})
+		require.NoError(t, err)
+	}
+	span := func(name string, id, parent store.SpanID, kind uint8, start, end int64) store.Span {
+		return store.Span{Name: name, Span: id, Parent: parent, Kind: kind, StartNs: start * µs, EndNs: end * µs, Trace: trace}
+	}
+	write(&store.Batch{Session: "gateway", Spans: []store.Span{
+		span("GET /", 1, 0, 2, 1000, 2000), span("POST /infer", 2, 1, 3, 1100, 1900), span("log", 3, 1, 1, 1050, 1080),
+	}})
+	queue := span("queue", 11, 10, 1, 1220, 1700)
+	queue.Links = []byte("batch")
+	batch := span("batch", 20, 0, 1, 1300, 1690)
+	batch.Trace = other
+	write(&store.Batch{
+		Session: "server", Spans: []store.Span{span("infer", 10, 2, 2, 1200, 1800), queue, batch},
+		Shapes: []store.Shape{{}, {Key: 1, Operation: store.OpKernel, Name: "gemm"}, {Key: 2, Operation: store.OpSync, Name: "cudaStreamSynchronize"}},
+		Places: []store.Place{{}, {Key: 1, Trace: other, Parent: 20}},
+		Lanes:  []store.Lane{{}, {Key: 1, Device: "GPU-1", Stream: store.Some(7)}},
+		Ops: []store.Op{
+			{StartNs: 1320 * µs, EndNs: 1600 * µs, Span: 30, Lane: 1, Shape: 1, Place: 1, LaunchStartNs: store.Some(1310 * µs), LaunchEndNs: store.Some(1316 * µs)},
+			{StartNs: 1330 * µs, EndNs: 1605 * µs, Span: 31, Lane: 1, Shape: 2, Place: 1},
+		},
+	})
+	root := &store.SpanRow{Span: span("GET /", 1, 0, 2, 1000, 2000)}
+	c, err := SpanPath(t.Context(), m, "", "gateway", root, func(b []byte) []SpanLink {
+		assert.Equal(t, "batch", string(b))
+		return []SpanLink{{other, 20}}
+	})
+	require.NoError(t, err)
+	checkPath(t, c, []store.OpRow{{Op: store.Op{Span: 30, StartNs: 1320 * µs, EndNs: 1600 * µs}}})
+	assert.Equal(t, []string{
+		"host GET / 50", "host log 30", "host GET / 20", "remote POST /infer 100", // the gateway
+		"host infer 20", "host queue 80", "host batch 10", "launch gemm 6", "latency gemm 4", "compute gemm 280",
+		"sync cudaStreamSynchronize 5", "host batch 85", "host queue 10", "host infer 100", // the server
+		"remote POST /infer 100", "host GET / 100",
+	}, texts(c))
+	assert.Equal(t, "server", c.Parts[9].Session)
+	assert.Equal(t, store.SpanID(30), c.Parts[9].Spans[0].Span)
+}
+
+// TestSpanPath_NothingKnown has neither launch times nor waits of the host.
+func TestSpanPath_NothingKnown(t *testing.T) {
+	m := storetest.NewMemory()
+	trace := store.TraceID{15: 1}
+	root := store.Span{Name: "GET /", Span: 1, Kind: 2, StartNs: 1000 * µs, EndNs: 1100 * µs, Trace: trace, Operation: semconv.CUDAOperationScope}
+	_, err := m.Write(t.Context(), []*store.Batch{{
+		Session: "server", Spans: []store.Span{root}, Shapes: []store.Shape{{}, {Key: 1, Operation: store.OpKernel, Name: "k"}}, Places: []store.Place{{}, {Key: 1, Trace: trace, Parent: 1}},
+		Ops: []store.Op{{StartNs: 1020 * µs, EndNs: 1040 * µs, Span: 30, Shape: 1, Place: 1}, {StartNs: 1050 * µs, EndNs: 1080 * µs, Span: 31, Shape: 1, Place: 1}},
+	}})
+	require.NoError(t, err)
+	c, err := SpanPath(t.Context(), m, "", "server", &store.SpanRow{Span: root}, nil)
+	require.NoError(t, err)
+	assert.Equal(t, []string{"unknown k 20", "compute k 20", "unknown k 10", "compute k 30", "host GET / 20"}, texts(c))
+	assert.True(t, c.Parts[4].Assumed)
+}
