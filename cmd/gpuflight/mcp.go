@@ -71,7 +71,7 @@ func runMCP(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	m := &mcpSource{ctx: ctx, api: queryAPI{*address}, stderr: stderr}
 	defer m.close()
 	for _, path := range args {
-		if _, err := m.load(path); err != nil {
+		if _, err := m.load(ctx, path); err != nil {
 			return err
 		}
 	}
@@ -94,7 +94,7 @@ type mcpSource struct {
 }
 
 // load opens a recording and returns all sessions of recordings.
-func (m *mcpSource) load(path string) ([]storedSession, error) {
+func (m *mcpSource) load(ctx context.Context, path string) ([]storedSession, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if _, err := os.Stat(path); err != nil {
@@ -119,7 +119,7 @@ func (m *mcpSource) load(path string) ([]storedSession, error) {
 		}
 		m.viewer, m.dir = v, dir
 	}
-	return m.viewer.loadAll(m.ctx, []string{path}, m.stderr)
+	return m.viewer.loadAll(ctx, []string{path}, m.stderr)
 }
 
 func (m *mcpSource) close() {
@@ -195,7 +195,10 @@ func getExact(ctx context.Context, api queryAPI, path string, query url.Values, 
 	defer in.Close()
 	d := json.NewDecoder(io.LimitReader(in, mcpMaxRead))
 	d.UseNumber()
-	return d.Decode(answer)
+	if err := d.Decode(answer); err != nil {
+		return fmt.Errorf("cannot read the answer of %s: %w", s.address, err)
+	}
+	return nil
 }
 
 // Arguments of tools.
@@ -365,8 +368,8 @@ func (m *mcpSource) listSessions(ctx context.Context, a *mcpListArgs) (any, erro
 	return sessionList(list, a.Limit), nil
 }
 
-func (m *mcpSource) openRecording(_ context.Context, a *mcpOpenArgs) (any, error) {
-	list, err := m.load(a.Path)
+func (m *mcpSource) openRecording(ctx context.Context, a *mcpOpenArgs) (any, error) {
+	list, err := m.load(ctx, a.Path)
 	if err != nil {
 		return nil, err
 	}
@@ -390,9 +393,10 @@ func (m *mcpSource) report(ctx context.Context, a *mcpInterval) (any, error) {
 	n := limitOf(a.Limit)
 	for i := range answer.Devices {
 		d := &answer.Devices[i]
-		d.Gaps, d.HostScopes, d.SyncCalls = first(d.Gaps, 3), first(d.HostScopes, 5), first(d.SyncCalls, 5)
+		few := min(n, 5) // so that a smaller limit makes the answer smaller
+		d.Gaps, d.HostScopes, d.HostLines, d.SyncCalls = first(d.Gaps, min(n, 3)), first(d.HostScopes, few), first(d.HostLines, few), first(d.SyncCalls, few)
 	}
-	answer.Steps.Longest, answer.Steps.Outliers = first(answer.Steps.Longest, 3), first(answer.Steps.Outliers, n)
+	answer.Steps.Longest, answer.Steps.Outliers = first(answer.Steps.Longest, min(n, 3)), first(answer.Steps.Outliers, n)
 	kernels, err := s.kernels(ctx, "name", "", n, a.query())
 	if err != nil {
 		return nil, err

@@ -20,6 +20,8 @@ type Options struct {
 	From, To int64
 	// Deadline ends the analysis early: the result is then of the operations read until then.
 	Deadline time.Time
+	// NoSteps skips the search for steps, which reads more than a short interval.
+	NoSteps bool
 
 	profile *profiler // sees all operations if it is not nil
 }
@@ -53,17 +55,21 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 		return nil, err
 	}
 	if a.profile = o.profile; a.profile != nil {
-		a.profile.begin(a)
+		if err = a.profile.begin(ctx, src, a); err != nil {
+			return nil, err
+		}
 	}
 	rule := "scopes"
-	a.steps, a.rule = stepScopes(a.scopes)
+	if !o.NoSteps {
+		a.steps, a.rule = stepScopes(a.scopes)
+	}
 	name, _, _ := strings.Cut(a.rule, pathSeparator)
 	if a.more && len(a.steps) > 0 {
 		if a.steps, err = allSteps(ctx, src, a.from, a.to, a.rule); err != nil {
 			return nil, err
 		}
 	}
-	if len(a.steps) == 0 {
+	if len(a.steps) == 0 && !o.NoSteps {
 		rule = "kernels"
 		if a.markers, err = a.findMarkers(ctx, src, first, last, o.Deadline); err != nil {
 			return nil, err
@@ -81,7 +87,7 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 	result := a.finish(a.reached)
 	if update != nil && update.last {
 		for _, d := range a.order {
-			update.add(d, &d.tally) // what follows the parts
+			update.add(d.id, &d.tally) // what follows the parts
 		}
 	}
 	result.Complete = err == nil

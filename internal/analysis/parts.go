@@ -33,9 +33,11 @@ const (
 	partGrid  = int64(1) << partShift
 	partShift = 28
 	// partVersion changes with the format of parts and with the rules of the analysis.
-	partVersion = 2
+	partVersion = 3
 	// partBins is the most bins of a query for numbers of operations.
 	partBins = 4000
+	// coarserBins is the power of 2 from one unit of such queries to the next larger one.
+	coarserBins = 12
 )
 
 // keeper is a source that keeps parts.
@@ -54,9 +56,9 @@ type keeper interface {
 	scopeSums(ctx context.Context, from, to int64) ([]store.ScopeSum, error)
 	// operations returns the number of operations of the session.
 	operations(ctx context.Context) (int64, error)
-	// bins returns the numbers of operations that start in each unit of the grid of an interval of at most
-	// partBins units.
-	bins(ctx context.Context, from, to int64) ([]int64, error)
+	// bins returns the numbers of operations that start in each unit of an interval of at most partBins
+	// units. The unit is the grid times a power of 2, and divides the bounds.
+	bins(ctx context.Context, from, to, unit int64) ([]int64, error)
 }
 
 // scanned is a source that scans. All intervals must be of about one part.
@@ -71,6 +73,7 @@ type part struct {
 	from, to int64
 	ops      int64 // that start in it, when it was kept
 	name     string
+	counted  bool // an update has counted its time
 }
 
 func (p *part) named() string {
@@ -80,22 +83,53 @@ func (p *part) named() string {
 func parsePart(name string) (p part, ok bool) {
 	var from, to, ops uint64
 	n, err := fmt.Sscanf(name, "part-%16x-%16x-%x", &from, &to, &ops)
-	p = part{int64(from), int64(to), int64(ops), name}
+	p = part{from: int64(from), to: int64(to), ops: int64(ops), name: name}
 	return p, err == nil && n == 3 && p.named() == name && p.from >= 0 && p.to > p.from && p.to <= store.MaxTimeNs
 }
 
-// eachBin calls visit for each unit of the grid of an interval with the number of operations that start
-// in it.
+// eachBin calls visit for each unit of the grid of an interval in which operations start, with their number.
+// It skips long times without operations: one row with a wrong time can make a session decades long.
 func eachBin(ctx context.Context, k keeper, from, to int64, visit func(at, ops int64)) error {
+	_, unit := k.partSize()
+	for (to-from)/unit > partBins {
+		unit <<= coarserBins
+	}
+	return eachUnit(ctx, k, from, to, unit, visit)
+}
+
+// eachUnit is eachBin for an interval whose units with operations are found first.
+func eachUnit(ctx context.Context, k keeper, from, to, unit int64, visit func(at, ops int64)) error {
 	_, grid := k.partSize()
-	for at := from; at < to; at += partBins * grid {
-		ops, err := k.bins(ctx, at, min(at+partBins*grid, to))
+	begin, last := int64(-1), (to+unit-1)/unit*unit
+	finer := func(end int64) error {
+		start := max(begin, from)
+		begin = -1
+		return eachUnit(ctx, k, start, min(end, to), unit>>coarserBins, visit)
+	}
+	for at, end := from/unit*unit, last; at < last; at, end = end, last {
+		if (end-at)/unit > partBins {
+			end = at + partBins*unit
+		}
+		ops, err := k.bins(ctx, at, end, unit)
 		if err != nil {
 			return err
 		}
 		for i, n := range ops {
-			visit(at+int64(i)*grid, n)
+			switch t := at + int64(i)*unit; {
+			case unit == grid && n > 0:
+				visit(t, n)
+			case unit == grid:
+			case n > 0 && begin < 0:
+				begin = t
+			case n == 0 && begin >= 0:
+				if err := finer(t); err != nil {
+					return err
+				}
+			}
 		}
+	}
+	if begin >= 0 {
+		return finer(to)
 	}
 	return nil
 }
@@ -197,9 +231,18 @@ func (a *analysis) keptMarkers(ctx context.Context, k keeper, first, last int64,
 	if failed == nil && errors.Is(err, errEnough) {
 		c := newKept()
 		entries(c, &markers, func(id, marker *string) { c.text(id); c.text(marker) })
-		failed = k.keep(ctx, name, c.closed())
+		failed = a.keep(ctx, k, name, c.closed())
 	}
 	return markers, failed
+}
+
+// keep keeps a value, or forgets it. If that fails, for example because a disk is full, an analysis is right
+// without it, and only an update fails.
+func (a *analysis) keep(ctx context.Context, k keeper, name string, value []byte) error {
+	if err := k.keep(ctx, name, value); err != nil && a.update != nil {
+		return err
+	}
+	return nil
 }
 
 // newKept returns the codec of a value to keep. It begins with the version and ends with a checksum.
@@ -212,6 +255,17 @@ func newKept() *codec {
 
 func (c *codec) closed() []byte {
 	return binary.LittleEndian.AppendUint32(c.out, crc32.ChecksumIEEE(c.out))
+}
+
+// countedPart returns a kept part that an update has counted, for one that it has not. The mark follows the
+// version.
+func countedPart(b []byte) []byte {
+	c := newKept()
+	counted := true
+	at := len(c.out)
+	c.bools(&counted)
+	c.out = append(c.out, b[at+1:len(b)-4]...)
+	return c.closed()
 }
 
 // openKept returns the codec of a kept value, nil if it is absent, damaged or of another version.
@@ -348,9 +402,10 @@ func (s scopeSums) of(from, to int64) uint64 {
 func (a *analysis) use(ctx context.Context, k keeper, p *part, key string) (bool, error) {
 	b, err := k.value(ctx, p.name)
 	c := openKept(b)
-	if err != nil || c == nil {
+	if p.counted = c == nil; err != nil || c == nil {
 		return false, err
 	}
+	c.bools(&p.counted)
 	var devices uint64
 	var is string
 	var before, after []byte
@@ -366,7 +421,7 @@ func (a *analysis) use(ctx context.Context, k keeper, p *part, key string) (bool
 	if n.lastEnd > a.to {
 		return false, nil // the interval cuts an operation
 	}
-	if a.update != nil {
+	if a.update != nil && p.counted {
 		return a.setCarries(after), nil
 	}
 	c.uint(&devices)
@@ -377,7 +432,7 @@ func (a *analysis) use(ctx context.Context, k keeper, p *part, key string) (bool
 		c.text(&id)
 		c.tally(t)
 		tallies[id] = t
-		if a.devices[id] == nil && from != a.from {
+		if a.update == nil && a.devices[id] == nil && from != a.from {
 			return false, nil // its idle time begins with the interval
 		}
 	}
@@ -386,6 +441,12 @@ func (a *analysis) use(ctx context.Context, k keeper, p *part, key string) (bool
 	}
 	if !a.setCarries(after) {
 		return false, nil
+	}
+	if a.update != nil { // an analysis kept it
+		for id, t := range tallies {
+			a.update.add(id, t)
+		}
+		return true, k.keep(ctx, p.name, countedPart(b))
 	}
 	a.counts.add(&n)
 	for _, d := range a.order {
@@ -417,6 +478,8 @@ func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, key string,
 	if err == nil {
 		c := newKept()
 		devices := uint64(len(a.order))
+		counted := p.counted || a.update != nil
+		c.bools(&counted)
 		c.text(&key)
 		after := a.carries()
 		c.sized(&before)
@@ -430,18 +493,18 @@ func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, key string,
 		}
 		kept := part{from: p.from, to: p.to, ops: p.ops}
 		if name := kept.named(); p.name != "" && p.name != name {
-			err = k.keep(ctx, p.name, nil)
+			err = a.keep(ctx, k, p.name, nil)
 		}
 		if err == nil {
-			err = k.keep(ctx, kept.named(), c.closed())
+			err = a.keep(ctx, k, kept.named(), c.closed())
 		}
 	}
 	a.counts.add(&sum)
 	for _, d := range a.order {
 		t := d.tally
 		if d.tally = total[d]; a.update != nil {
-			if err == nil && p.name == "" {
-				a.update.add(d, &t)
+			if err == nil && !p.counted {
+				a.update.add(d.id, &t)
 			}
 			d.steps.base = d.relativeTo(&t)
 			continue

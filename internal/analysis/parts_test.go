@@ -6,12 +6,14 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -25,6 +27,9 @@ type keeping struct {
 	rows   *pages
 	values map[string][]byte
 	swept  int
+	// queries counts calls of bins. Full makes keep fail.
+	queries int
+	full    bool
 }
 
 const keepingGrid = 16 * µs
@@ -42,6 +47,9 @@ func (k *keeping) names(context.Context) ([]string, error) {
 func (k *keeping) value(_ context.Context, name string) ([]byte, error) { return k.values[name], nil }
 
 func (k *keeping) keep(_ context.Context, name string, value []byte) error {
+	if k.full {
+		return errors.New("no space left on device")
+	}
 	delete(k.values, name)
 	if value != nil {
 		k.values[name] = value
@@ -51,11 +59,12 @@ func (k *keeping) keep(_ context.Context, name string, value []byte) error {
 
 func (k *keeping) operations(context.Context) (int64, error) { return int64(len(k.rows.ops)), nil }
 
-func (k *keeping) bins(_ context.Context, from, to int64) ([]int64, error) {
-	bins := make([]int64, (to-from)/keepingGrid)
+func (k *keeping) bins(_ context.Context, from, to, unit int64) ([]int64, error) {
+	k.queries++
+	bins := make([]int64, (to-from)/unit)
 	for i := range k.rows.ops {
 		if t := k.rows.ops[i].StartNs; t >= from && t < to {
-			bins[(t-from)/keepingGrid]++
+			bins[(t-from)/unit]++
 		}
 	}
 	return bins, nil
@@ -214,6 +223,35 @@ func TestRun_PartsAreUsed(t *testing.T) {
 	}
 }
 
+// TestRun_PartsOfDecades has an operation before the others whose clock was not set.
+func TestRun_PartsOfDecades(t *testing.T) {
+	r := train(60, func(p *program, _ int) { kernels(p, 10, 20*µs) }).reader()
+	const decades = 50 * 365 * 24 * time.Hour
+	for i := range r.ops {
+		if i > 0 {
+			r.ops[i].StartNs += int64(decades)
+			r.ops[i].EndNs += int64(decades)
+		}
+	}
+	r.spans, r.last = nil, r.last+int64(decades)
+	k := r.keeping()
+	analysed(t, k, Options{})
+	assert.Less(t, k.queries, 100)
+	assert.Greater(t, len(k.values), 20)
+	_, swept := analysed(t, k, Options{})
+	assert.Less(t, swept-len(r.ops), 40, "the rest of the session, besides the markers")
+}
+
+// TestRun_PartsAreNotKept analyses while the store cannot keep parts.
+func TestRun_PartsAreNotKept(t *testing.T) {
+	k := train(60, func(p *program, _ int) { kernels(p, 10, 20*µs) }).reader().keeping()
+	k.full = true
+	r, _ := analysed(t, k, Options{})
+	assert.Equal(t, int64(60), r.Steps.Count)
+	_, err := runWith(t.Context(), k, Options{}, &Update{})
+	assert.ErrorContains(t, err, "no space left on device")
+}
+
 func TestKeepParts(t *testing.T) {
 	p := train(60, func(p *program, i int) {
 		kernels(p, 10, 20*µs)
@@ -240,6 +278,9 @@ func TestKeepParts(t *testing.T) {
 		}
 		if last {
 			k.rows.last = all.last
+		}
+		if i%2 == 1 { // an analysis keeps parts before the update
+			analysed(t, k, Options{})
 		}
 		u := &Update{last: last}
 		_, err := runWith(t.Context(), k, Options{}, u)

@@ -28,6 +28,8 @@ type Profile struct {
 	// Kernels are groups by name, Shapes by name, grid and block, Scopes by path. Their order has no
 	// meaning.
 	Kernels, Shapes, Scopes []*Group
+	// ManyScopes says that the session has more than 200,000 scopes. Scopes is then empty.
+	ManyScopes bool
 	// KernelNs is the sum of all durations of kernels, with steps only of those in steps.
 	KernelNs int64
 }
@@ -83,8 +85,8 @@ func (s *Series) Coarser() Series {
 	return c
 }
 
-// NewProfile reads all operations of a session, also those whose results a store keeps. A session without operations gives a profile without
-// steps and groups.
+// NewProfile reads all operations of a session, also those whose results a store keeps. A session without
+// operations gives a profile without steps and groups.
 func NewProfile(ctx context.Context, src Source, o Options) (*Profile, error) {
 	o.profile = &profiler{devices: map[*device]*deviceProfile{}}
 	result, err := Run(ctx, src, o)
@@ -101,11 +103,22 @@ func NewProfile(ctx context.Context, src Source, o Options) (*Profile, error) {
 type profiler struct {
 	a       *analysis // nil if the interval is empty
 	devices map[*device]*deviceProfile
+	scopes  []Scope
+	more    bool // there are others
 	paths   *pathTree
 }
 
-// begin is called when the scopes of the analysis are known.
-func (p *profiler) begin(a *analysis) { p.a, p.paths = a, newPathTree(a.scopes) }
+// begin is called when the scopes that decide which ones are steps are known. It reads the others.
+func (p *profiler) begin(ctx context.Context, src Source, a *analysis) (err error) {
+	p.a, p.scopes = a, a.scopes
+	if a.more {
+		if p.scopes, p.more, err = src.Scopes(ctx, a.from, a.to, maxScopes); err != nil {
+			return err
+		}
+	}
+	p.paths = newPathTree(p.scopes)
+	return nil
+}
 
 func (p *profiler) finish(out *Profile) {
 	if p.a == nil {
@@ -114,7 +127,11 @@ func (p *profiler) finish(out *Profile) {
 	if most := p.a.busiest(); most != nil {
 		p.of(most).finish(out, most)
 	}
-	p.scopeCalls(out, p.a.scopes)
+	if out.ManyScopes = p.more; p.more {
+		out.Scopes = nil // the paths of later operations are unknown
+		return
+	}
+	p.scopeCalls(out, p.scopes)
 }
 
 type deviceProfile struct {

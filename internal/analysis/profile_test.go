@@ -124,3 +124,44 @@ func TestNewProfile_Bounds(t *testing.T) {
 	assert.Len(t, x.Shapes, maxGroups)
 	assert.LessOrEqual(t, len(x.Kernels), maxGroups)
 }
+
+// TestNewProfile_ManyScopes has more scopes than those that decide which ones are steps, then more than
+// those that are read.
+func TestNewProfile_ManyScopes(t *testing.T) {
+	profile := func(steps, inner int64) *Profile {
+		b := &store.Batch{
+			Lanes: []store.Lane{{}, {Key: 1, Device: "GPU-1"}}, Shapes: []store.Shape{{}, {Key: 1, Operation: store.OpKernel, Name: "k"}},
+			Places: []store.Place{{}}, Stacks: []store.Stack{{}}, Origins: []store.Origin{{}}, Extras: []store.Extra{{}},
+		}
+		scope := func(id, parent, start, end int64, name string) {
+			b.Spans = append(b.Spans, store.Span{StartNs: start, EndNs: end, Span: store.SpanID(id), Parent: store.SpanID(parent), Name: name, Operation: "scope"})
+		}
+		for i := range steps {
+			at, id := 1+i*10*µs, 1_000_000+(inner+1)*i
+			scope(id, 0, at, at+9*µs, "step")
+			for j := range inner {
+				scope(id+1+j, id, at+1+2*j, at+2+2*j, "inner")
+			}
+			b.Places = append(b.Places, store.Place{Key: uint64(i + 1), Parent: store.SpanID(id)})
+			b.Ops = append(b.Ops, store.Op{StartNs: at + 5*µs, EndNs: at + 7*µs, Span: store.SpanID(i + 1), Lane: 1, Shape: 1, Place: uint32(i + 1)})
+		}
+		var c Collection
+		c.Add(b)
+		p, err := NewProfile(t.Context(), &c, Options{})
+		require.NoError(t, err)
+		return p
+	}
+	p := profile(20_000, 3)
+	step := find(t, p.Scopes, "step")
+	assert.False(t, p.ManyScopes)
+	assert.Equal(t, int64(20_000), step.Count)
+	var launches int64
+	for _, c := range step.Steps.Cells {
+		launches += c.Count
+	}
+	assert.Equal(t, int64(20_000), launches)
+	p = profile(4_100, 50)
+	assert.True(t, p.ManyScopes)
+	assert.Empty(t, p.Scopes)
+	assert.Len(t, p.Steps, 4_100)
+}

@@ -85,9 +85,10 @@ func (s *scanReader) operations(ctx context.Context) (int64, error) {
 	return info.Counts["ops"], err
 }
 
-func (s *scanReader) bins(ctx context.Context, from, to int64) ([]int64, error) {
-	n := int((to - from) / partGrid)
-	t, err := s.r.Timeline(ctx, store.TimelineQuery{Project: s.project, Session: s.session, From: from, To: to, Bins: n})
+func (s *scanReader) bins(ctx context.Context, from, to, unit int64) ([]int64, error) {
+	n := int((to - from) / unit)
+	q := store.TimelineQuery{Project: s.project, Session: s.session, From: max(from, 1), To: min(to, store.MaxTimeNs), Bins: n} // From 0 is the first operation
+	t, err := s.r.Timeline(ctx, q)
 	if err != nil {
 		return nil, err
 	}

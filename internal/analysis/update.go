@@ -56,8 +56,8 @@ func (u *Update) device(id string) *DeviceTime {
 }
 
 // add adds the tally of a part.
-func (u *Update) add(d *device, t *tally) {
-	x := u.device(d.id)
+func (u *Update) add(id string, t *tally) {
+	x := u.device(id)
 	x.Parts = x.plus(&t.sums)
 	x.Steps += int64(len(t.list.list))
 	for i := range t.list.list {

@@ -303,6 +303,9 @@ func (s *sides) groups(a, b []*analysis.Group) []*Change {
 // scopes compares scopes.
 func (s *sides) scopes() []*Change {
 	list := []*Change{}
+	if s.a.ManyScopes || s.b.ManyScopes {
+		return list
+	}
 	for _, p := range pairs(s.a.Scopes, s.b.Scopes, func(g *analysis.Group) string { return strings.Join(g.Path, "\x00") }) {
 		x := named(p)
 		deviceA, deviceB := sum(p[0].Steps), sum(p[1].Steps)

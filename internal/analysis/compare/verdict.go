@@ -101,6 +101,9 @@ func (c *Comparison) warn(s *sides) {
 			warn("%s was not read to its end.", side.name)
 		}
 	}
+	if s.a.ManyScopes || s.b.ManyScopes {
+		warn("A session has more than 200,000 scopes, so scopes are not compared.")
+	}
 	if c.Step == nil {
 		return
 	}

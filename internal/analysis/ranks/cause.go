@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"github.com/gpuflight/gpuflight/internal/analysis"
 	"github.com/gpuflight/gpuflight/internal/store"
@@ -23,6 +24,8 @@ const (
 	// moreKernels is the share above the others from which a rank ran more kernels.
 	moreKernels = 1.05
 	maxEvidence = 5
+	// causeTime is how long after the deadline of reading causes are sought.
+	causeTime = 5 * time.Second
 )
 
 // Kinds of causes that are not those of idle time.
@@ -48,19 +51,27 @@ type kernelSum struct {
 }
 
 // causes finds the causes of the ranks that the others waited for.
-func (a *run) causes(ctx context.Context) error {
+func (a *run) causes(ctx context.Context, deadline time.Time) error {
+	if !deadline.IsZero() {
+		deadline = deadline.Add(causeTime)
+	}
 	for n, i := range a.stragglers() {
 		if n == maxCauses {
 			break
 		}
-		if err := a.causeOf(ctx, i); err != nil {
+		if err := a.causeOf(ctx, i, deadline); err != nil {
 			return err
 		}
+	}
+	if expired(deadline) {
+		a.problem("There was no time to look for the causes of all delays. Select fewer sessions.")
 	}
 	return nil
 }
 
-func (a *run) causeOf(ctx context.Context, rank int) error {
+func expired(deadline time.Time) bool { return !deadline.IsZero() && time.Now().After(deadline) }
+
+func (a *run) causeOf(ctx context.Context, rank int, deadline time.Time) error {
 	var late []int
 	for i := range a.events {
 		if e := &a.events[i]; e.late != nil && e.late.Rank == rank && e.previous >= 0 {
@@ -78,6 +89,9 @@ func (a *run) causeOf(ctx context.Context, rank int) error {
 	usual := map[string]int64{} // nanoseconds of kernels by name on the others
 	var ownKernels, otherKernels int64
 	for _, i := range late {
+		if expired(deadline) {
+			break
+		}
 		e := &a.events[i]
 		mine, err := a.stretch(ctx, i, rank)
 		if err != nil {
@@ -209,7 +223,7 @@ func (a *run) stretch(ctx context.Context, i, rank int) (*stretch, error) {
 	}
 	r := a.ranks[rank]
 	// The first nanosecond of the collective ends the last gap.
-	found, err := analysis.Run(ctx, r.Source, analysis.Options{From: before.EndNs, To: at.StartNs + 1})
+	found, err := analysis.Run(ctx, r.Source, analysis.Options{From: before.EndNs, To: at.StartNs + 1, NoSteps: true})
 	if err != nil {
 		return nil, err
 	}

@@ -45,6 +45,8 @@ type recorded struct {
 	// toNs is where reading stopped, if complete is false.
 	complete bool
 	toNs     int64
+	// moreScopes says that it has more than maxScopes scopes.
+	moreScopes bool
 	// totalNs is the union of the kernels of collectives, overlappedNs the part during other kernels.
 	totalNs, overlappedNs int64
 }
@@ -60,10 +62,11 @@ func collect(ctx context.Context, in Input, deadline time.Time) (*recorded, erro
 	if first >= r.toNs {
 		return r, nil
 	}
-	scopes, _, err := in.Source.Scopes(ctx, first, r.toNs, maxScopes)
+	scopes, more, err := in.Source.Scopes(ctx, first, r.toNs, maxScopes)
 	if err != nil {
 		return nil, err
 	}
+	r.moreScopes = more
 	for i := range scopes {
 		s := &scopes[i]
 		if kind, ok := ScopeKind(s.Name); ok && s.EndNs > s.StartNs {
@@ -74,7 +77,7 @@ func collect(ctx context.Context, in Input, deadline time.Time) (*recorded, erro
 	devices := map[string]*device{}
 	n := 0
 	err = in.Source.Ops(ctx, first, r.toNs, func(row *store.OpRow) error {
-		if n++; n%4096 == 0 && !deadline.IsZero() && time.Now().After(deadline) || r.count >= maxCollectives {
+		if n++; n%4096 == 0 && expired(deadline) || r.count >= maxCollectives {
 			r.complete, r.toNs = false, row.StartNs
 			return errStop
 		}

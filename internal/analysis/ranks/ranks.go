@@ -63,7 +63,7 @@ func Run(ctx context.Context, inputs []Input, o Options) (*Result, error) {
 	a.join()
 	a.align()
 	a.judge()
-	if err := a.causes(ctx); err != nil {
+	if err := a.causes(ctx, o.Deadline); err != nil {
 		return nil, err
 	}
 	a.finish(o)
@@ -128,6 +128,10 @@ func (a *run) add(r *recorded) {
 	if !r.complete {
 		a.result.Complete = false
 		a.problem("Session %s was read in part only, up to %s after its start.", r.Session, analysis.Duration(r.toNs-r.baseNs))
+	}
+	if r.moreScopes {
+		a.result.Complete = false
+		a.problem("Session %s has more than %d scopes. Later ones are not searched for collectives of the host.", r.Session, maxScopes)
 	}
 	if r.devices > 1 {
 		a.problem("Session %s has collectives on %d devices. Those of the device with the most count.", r.Session, r.devices)

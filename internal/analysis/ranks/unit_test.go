@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -340,4 +341,17 @@ func TestRun_Recording(t *testing.T) {
 	assert.Equal(t, slow, got.Findings[0].Rank)
 	assert.InEpsilon(t, 5*extra, got.Ranks[slow].LateNs, 0.05)
 	assert.Equal(t, "host", got.Ranks[slow].Cause.Kind)
+}
+
+// TestRun_NoTimeForCauses has a deadline that ends before the search for causes begins.
+func TestRun_NoTimeForCauses(t *testing.T) {
+	c := newCluster(3, 3)
+	c.train(20, delay{rank: 1, kind: "host", every: 1, ns: 3_000_000})
+	inputs := c.inputs(nil)
+	require.NotNil(t, analyse(t, inputs).Ranks[1].Cause)
+	got, err := Run(t.Context(), inputs, Options{Deadline: time.Now().Add(-time.Hour)})
+	require.NoError(t, err)
+	assert.Positive(t, got.Ranks[1].LateNs)
+	assert.Nil(t, got.Ranks[1].Cause)
+	assert.Contains(t, strings.Join(got.Problems, "\n"), "no time to look for the causes")
 }
