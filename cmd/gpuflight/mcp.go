@@ -196,7 +196,7 @@ func getExact(ctx context.Context, api queryAPI, path string, query url.Values, 
 	d := json.NewDecoder(io.LimitReader(in, mcpMaxRead))
 	d.UseNumber()
 	if err := d.Decode(answer); err != nil {
-		return fmt.Errorf("cannot read the answer of %s: %w", s.address, err)
+		return fmt.Errorf("cannot read the answer of %s: %w", api.address, err)
 	}
 	return nil
 }
