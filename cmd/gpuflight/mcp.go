@@ -184,7 +184,11 @@ func (m *mcpSource) find(ctx context.Context, id string) (*mcpSession, error) {
 
 // get decodes the answer of the API below a session. Numbers stay exact.
 func (s *mcpSession) get(ctx context.Context, path string, query url.Values, answer any) error {
-	in, err := s.open(ctx, http.MethodGet, "/sessions/"+url.PathEscape(s.id)+path+"?"+query.Encode(), nil)
+	return getExact(ctx, s.queryAPI, "/sessions/"+url.PathEscape(s.id)+path, query, answer)
+}
+
+func getExact(ctx context.Context, api queryAPI, path string, query url.Values, answer any) error {
+	in, err := api.open(ctx, http.MethodGet, path+"?"+query.Encode(), nil)
 	if err != nil {
 		return err
 	}
@@ -192,7 +196,7 @@ func (s *mcpSession) get(ctx context.Context, path string, query url.Values, ans
 	d := json.NewDecoder(io.LimitReader(in, mcpMaxRead))
 	d.UseNumber()
 	if err := d.Decode(answer); err != nil {
-		return fmt.Errorf("cannot read the answer of %s: %w", s.address, err)
+		return fmt.Errorf("cannot read the answer of %s: %w", api.address, err)
 	}
 	return nil
 }
@@ -234,6 +238,15 @@ type (
 		Start  *int64 `json:"start,omitempty" jsonschema:"start of the span as another answer has it, which is faster"`
 		Device string `json:"device,omitempty" jsonschema:"device of the step from from to to, as steps.device has it"`
 	}
+	mcpCompareArgs struct {
+		A     string `json:"a" jsonschema:"id of the first session, or the beginning of it"`
+		B     string `json:"b" jsonschema:"id of the second session"`
+		Limit int    `json:"limit,omitempty" jsonschema:"most rows of each list, 1 to 50; without it, 10"`
+	}
+	mcpRanksArgs struct {
+		Run   string `json:"run" jsonschema:"cuda.run.id of the run"`
+		Limit int    `json:"limit,omitempty" jsonschema:"most rows of each list, 1 to 50; without it, 10"`
+	}
 	mcpSpanArgs struct {
 		mcpSessionArg
 		Span  string `json:"span" jsonschema:"16 hexadecimal digits"`
@@ -261,7 +274,7 @@ func limitOf(n int) int {
 
 func first[T any](list []T, n int) []T { return list[:min(len(list), n)] }
 
-// newMCPServer returns the server with its tools. Tools for comparisons and ranks belong here too.
+// newMCPServer returns the server with its tools.
 func newMCPServer(m *mcpSource) *mcp.Server {
 	s := mcp.NewServer(&mcp.Implementation{Name: "gpuflight", Version: version.String()}, &mcp.ServerOptions{Instructions: mcpInstructions})
 	addTool(s, "list_sessions", "Recorded runs of GPU programs, the newest first, with kernels and kernel time.", m.listSessions)
@@ -272,6 +285,8 @@ func newMCPServer(m *mcpSource) *mcp.Server {
 	addTool(s, "critical_path", "What determined how long a scope or request (span), or a step of a device (from, to, device), took: a chain of host, launch, queue and device parts that sum exactly to its duration, across services.", m.criticalPath)
 	addTool(s, "kernels", "Sums of kernels by name or shape, the most time first, each with its longest launch.", m.kernels)
 	addTool(s, "scopes", "Scopes by path with their wall time and the device time of work launched in them and below, each with its longest instance.", m.scopes)
+	addTool(s, "compare", "What changed from session a to session b: kernels, shapes, scopes and steps, with tests.", m.compare)
+	addTool(s, "ranks", "Which rank of a distributed run the others waited for, and why.", m.ranks)
 	addTool(s, "span", "All that is known of one operation or scope: times, attributes, parents, neighbours on its stream, host stack.", m.span)
 	return s
 }
@@ -576,6 +591,51 @@ func (m *mcpSource) criticalPath(ctx context.Context, a *mcpPathArgs) (any, erro
 	answer := &analysis.AnswerPath{}
 	err = s.get(ctx, "/analysis/critical", q, answer)
 	return answer, err
+}
+
+func (m *mcpSource) compare(ctx context.Context, a *mcpCompareArgs) (any, error) {
+	x, err := m.find(ctx, a.A)
+	if err != nil {
+		return nil, err
+	}
+	y, err := m.find(ctx, a.B)
+	if err != nil {
+		return nil, err
+	}
+	if x.address != y.address {
+		return nil, errors.New("one session is a recording and the other in a Collector: open both as recordings")
+	}
+	var answer any
+	err = getExact(ctx, x.queryAPI, "/compare", url.Values{"a": {x.id}, "b": {y.id}}, &answer)
+	return shortLists(answer, limitOf(a.Limit)), err
+}
+
+func (m *mcpSource) ranks(ctx context.Context, a *mcpRanksArgs) (answer any, err error) {
+	n := limitOf(a.Limit)
+	for _, api := range m.apis() {
+		q := url.Values{"run": {a.Run}, "limit": {strconv.Itoa(n)}}
+		if err = getExact(ctx, api, "/ranks", q, &answer); err == nil {
+			return shortLists(answer, n), nil
+		}
+	}
+	return nil, err
+}
+
+// shortLists returns JSON with at most n values of each list.
+func shortLists(x any, n int) any {
+	switch v := x.(type) {
+	case []any:
+		v = first(v, n)
+		for i := range v {
+			v[i] = shortLists(v[i], n)
+		}
+		return v
+	case map[string]any:
+		for k := range v {
+			v[k] = shortLists(v[k], n)
+		}
+	}
+	return x
 }
 
 func (m *mcpSource) span(ctx context.Context, a *mcpSpanArgs) (any, error) {

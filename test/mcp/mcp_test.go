@@ -271,7 +271,20 @@ func checkTools(t *testing.T, c *client, session string) {
 	assert.Equal(t, []string{"step *"}, scopes.Scopes[0].Names)
 	c.cited(session, scopes.Scopes[0].Longest)
 
+	var comparison struct {
+		A       string `json:"session_a"`
+		B       string `json:"session_b"`
+		Verdict string
+		Kernels []any
+	}
+	c.get("compare", map[string]any{"a": id, "b": session, "limit": 1}, &comparison)
+	assert.Equal(t, []string{session, session}, []string{comparison.A, comparison.B})
+	assert.NotEmpty(t, comparison.Verdict)
+	assert.Len(t, comparison.Kernels, 1)
+
 	for tool, args := range map[string]map[string]any{
+		"ranks":     {"run": "absent"},
+		"compare":   {"a": id, "b": "absent"},
 		"report":    {"session": "absent"},
 		"span":      {"session": id, "span": "12"},
 		"idle_gaps": {"session": id, "cause": "weather"},
