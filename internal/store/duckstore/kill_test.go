@@ -143,10 +143,11 @@ func TestStore_Killed(t *testing.T) {
 	s := openStore(t, cfg)
 	t.Logf("%d logs were truncated, %d files set aside", len(logs), s.Stats().Damaged)
 	assert.LessOrEqual(t, s.Stats().Damaged, int64(len(logs)))
-	info, err := s.Session(ctx, "", "training")
-	require.NoError(t, err)
-	t.Logf("%d operations in %d segments before the last delivery", info.Counts["ops"], s.Stats().Segments)
-	require.NotZero(t, info.Counts["ops"])
+	// If the store had one segment, the end of its log can be all of it.
+	if info, err := s.Session(ctx, "", "training"); !errors.Is(err, store.ErrNotFound) {
+		require.NoError(t, err)
+		t.Logf("%d operations in %d segments before the last delivery", info.Counts["ops"], s.Stats().Segments)
+	}
 	require.NoError(t, deliver(ctx, s, 7, nil))
 
 	want := openStore(t, Config{Directory: t.TempDir()})
