@@ -14,7 +14,7 @@ type scanReader struct {
 	store store.Scanner
 }
 
-// Ops reads parts one after the other, so that the store sorts a bounded number of rows.
+// Ops reads parts in turn, so that the store sorts a bounded number of rows.
 func (s *scanReader) Ops(ctx context.Context, from, to int64, visit func(*store.OpRow) error) error {
 	list, err := planParts(ctx, s, from/partGrid*partGrid, (to+partGrid-1)/partGrid*partGrid)
 	if err != nil {
