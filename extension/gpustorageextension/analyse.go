@@ -56,6 +56,7 @@ func (b *backend) analyse(ctx context.Context, tick <-chan time.Time) {
 // keepParts continues the analysis of a session, and counts the time of its devices.
 func (b *backend) keepParts(ctx context.Context, s session, ops int64, last bool) {
 	u, err := analysis.KeepParts(ctx, b.api, s.project, s.id, last)
+	b.active.analysed(s, ops) // after an error, the next try waits for more data
 	switch {
 	case ctx.Err() != nil, errors.Is(err, store.ErrNotFound):
 		return
@@ -63,7 +64,6 @@ func (b *backend) keepParts(ctx context.Context, s session, ops int64, last bool
 		b.logger.Warn("cannot analyse a session", zap.String("project", s.project), zap.String("session", s.id), zap.Error(err))
 		return
 	}
-	b.active.analysed(s, ops)
 	info, err := b.Store.Session(ctx, s.project, s.id)
 	if err != nil {
 		return

@@ -196,7 +196,7 @@ func TestBackend_Analyses(t *testing.T) {
 		_, err := tel.GetMetric("otelcol_extension_gpu_storage_steps")
 		return err == nil
 	}
-	require.Eventually(t, steps, 10*time.Second, 10*time.Millisecond)
+	require.Eventually(t, steps, time.Minute, 10*time.Millisecond)
 	service, namespace := attribute.String(semconv.ServiceName, "train"), attribute.String(semconv.ServiceNamespace, "ml")
 	set := func(more ...attribute.KeyValue) attribute.Set {
 		return attribute.NewSet(append(more, attribute.String("backend", "a"), namespace, service)...)

@@ -87,7 +87,7 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 	result := a.finish(a.reached)
 	if update != nil && update.last {
 		for _, d := range a.order {
-			update.add(d.id, &d.tally) // what follows the parts
+			update.rest = append(update.rest, d.tally.time(d.id))
 		}
 	}
 	result.Complete = err == nil

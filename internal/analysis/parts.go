@@ -310,10 +310,16 @@ func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Opti
 			}
 		}
 		if a.from != first || p.to > a.to || p.ops < size {
-			if a.update != nil && !a.update.last {
+			sweep := func() error { return a.sweep(ctx, scanned{k}, begin, min(p.to, a.to), o.Deadline) }
+			switch {
+			case a.update == nil || a.update.last:
+				err = sweep()
+			case i == len(list)-1:
 				return nil
+			default: // it is part of the rest
+				err = a.aside(true, sweep)
 			}
-			if err := a.sweep(ctx, scanned{k}, begin, min(p.to, a.to), o.Deadline); err != nil {
+			if err != nil {
 				return err
 			}
 			continue
@@ -444,7 +450,7 @@ func (a *analysis) use(ctx context.Context, k keeper, p *part, key string) (bool
 	}
 	if a.update != nil { // an analysis kept it
 		for id, t := range tallies {
-			a.update.add(id, t)
+			a.update.addTally(id, t)
 		}
 		return true, k.keep(ctx, p.name, countedPart(b))
 	}
@@ -468,14 +474,10 @@ func (n *counts) add(o *counts) {
 // sweepPart sweeps over a part and keeps the result.
 func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, key string, begin int64, o Options) error {
 	before := a.carries()
-	total, sum := map[*device]tally{}, a.counts
-	for _, d := range a.order {
-		d.steps.base = d.relativeBase()
-		total[d], d.tally = d.tally, tally{}
-	}
-	a.counts = counts{}
-	err := a.sweep(ctx, scanned{k}, begin, p.to, o.Deadline)
-	if err == nil {
+	return a.aside(p.counted, func() error {
+		if err := a.sweep(ctx, scanned{k}, begin, p.to, o.Deadline); err != nil {
+			return err
+		}
 		c := newKept()
 		devices := uint64(len(a.order))
 		counted := p.counted || a.update != nil
@@ -493,18 +495,30 @@ func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, key string,
 		}
 		kept := part{from: p.from, to: p.to, ops: p.ops}
 		if name := kept.named(); p.name != "" && p.name != name {
-			err = a.keep(ctx, k, p.name, nil)
+			if err := a.keep(ctx, k, p.name, nil); err != nil {
+				return err
+			}
 		}
-		if err == nil {
-			err = a.keep(ctx, k, kept.named(), c.closed())
-		}
+		return a.keep(ctx, k, kept.named(), c.closed())
+	})
+}
+
+// aside runs a sweep whose tallies begin at 0, and adds them afterwards: to the update unless they are
+// counted, or to the analysis.
+func (a *analysis) aside(counted bool, sweep func() error) error {
+	total, sum := map[*device]tally{}, a.counts
+	for _, d := range a.order {
+		d.steps.base = d.relativeBase()
+		total[d], d.tally = d.tally, tally{}
 	}
+	a.counts = counts{}
+	err := sweep()
 	a.counts.add(&sum)
 	for _, d := range a.order {
 		t := d.tally
 		if d.tally = total[d]; a.update != nil {
-			if err == nil && !p.counted {
-				a.update.add(d.id, &t)
+			if err == nil && !counted {
+				a.update.addTally(d.id, &t)
 			}
 			d.steps.base = d.relativeTo(&t)
 			continue

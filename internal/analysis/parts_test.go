@@ -262,32 +262,39 @@ func TestKeepParts(t *testing.T) {
 	all := p.reader()
 	k := (&pages{first: all.first}).keeping()
 	var sum DeviceTime
+	update := func(last bool) {
+		u, err := keepParts(t.Context(), k, last)
+		require.NoError(t, err)
+		for _, d := range u.Devices {
+			sum.Parts = sum.plus(&d.Parts)
+			sum.Steps += d.Steps
+		}
+	}
 	for i := range 5 {
-		last := i == 4
+		last := i == 2 || i == 4 // the session pauses, and ends
 		n := len(all.ops) / 5 * (i + 1)
-		if last {
+		if i == 4 {
 			n = len(all.ops)
 		}
 		k.rows.ops = all.ops[:n]
 		end := k.rows.ops[n-1].StartNs
 		k.rows.last, k.rows.spans = end+1, nil
 		for _, s := range all.spans {
-			if s.EndNs <= end || last {
+			if s.EndNs <= end || i == 4 {
 				k.rows.spans = append(k.rows.spans, s)
 			}
 		}
-		if last {
+		if i == 4 {
 			k.rows.last = all.last
 		}
 		if i%2 == 1 { // an analysis keeps parts before the update
 			analysed(t, k, Options{})
 		}
-		u := &Update{last: last}
-		_, err := runWith(t.Context(), k, Options{}, u)
-		require.NoError(t, err)
-		for _, d := range u.Devices {
-			sum.Parts = sum.plus(&d.Parts)
-			sum.Steps += d.Steps
+		update(last)
+		if last {
+			again := sum
+			update(true)
+			assert.Equal(t, again, sum, "nothing is new")
 		}
 	}
 	want, err := Run(t.Context(), k.Source, Options{})
@@ -295,6 +302,29 @@ func TestKeepParts(t *testing.T) {
 	assert.Equal(t, want.Devices[0].BusyNs(), sum.BusyNs())
 	assert.Equal(t, want.Devices[0].WallNs, sum.WallNs)
 	assert.Equal(t, want.Steps.Count, sum.Steps)
+}
+
+// TestKeepParts_EarlyRows has rows that arrive late and start before all kept parts. They are too few for a
+// part, and the parts after them are still kept.
+func TestKeepParts_EarlyRows(t *testing.T) {
+	all := train(60, func(p *program, _ int) { kernels(p, 10, 20*µs) }).reader()
+	k := (&pages{first: all.first, spans: all.spans}).keeping()
+	reach := func(from, to int) (end int64) {
+		k.rows.ops = all.ops[from:to]
+		k.rows.first, k.rows.last = k.rows.ops[0].StartNs, k.rows.ops[to-from-1].StartNs+1
+		_, err := keepParts(t.Context(), k, false)
+		require.NoError(t, err)
+		for name := range k.values {
+			p, ok := parsePart(name)
+			require.True(t, ok, name)
+			end = max(end, p.to)
+		}
+		return end
+	}
+	first := reach(10, len(all.ops)/2)
+	require.Positive(t, first)
+	assert.Greater(t, reach(0, len(all.ops)), first+all.last/4)
+	analysed(t, k, Options{})
 }
 
 // TestRun_ManySteps has more scopes than those that decide which ones are steps.

@@ -12,10 +12,12 @@ import (
 
 // Update is what [KeepParts] added.
 type Update struct {
-	// Devices are the time of each device in the intervals that no earlier call had, by id.
+	// Devices are the time of each device that no earlier call had, by id. Rows that arrived late can make
+	// a time negative.
 	Devices []DeviceTime
 
 	last bool
+	rest []DeviceTime // of what follows the parts
 }
 
 // DeviceTime is time of a device, and the steps that ended in it.
@@ -30,20 +32,60 @@ type DeviceTime struct {
 const UpdateOps = 4 * partOps
 
 // KeepParts analyses the parts of a session that the store does not keep yet, and keeps them. So later
-// analyses of the session read only what follows. With last, the session gets no more data, and the update
-// has the rest of it too. A store that keeps no parts gives an empty update.
+// analyses of the session read only what follows. With last, the session pauses or has ended, and the update
+// has the rest of it too. If the session goes on, later updates subtract this rest. A store that keeps no
+// parts gives an empty update.
 func KeepParts(ctx context.Context, r store.Reader, project, session string, last bool) (*Update, error) {
-	u := &Update{last: last}
-	src := FromReader(r, project, session)
-	k, ok := src.(keeper)
+	k, ok := FromReader(r, project, session).(keeper)
 	if !ok {
-		return u, nil
+		return &Update{}, nil
+	}
+	return keepParts(ctx, k, last)
+}
+
+// restName is the kept value with the rest that the last update had.
+const restName = "rest"
+
+func keepParts(ctx context.Context, k keeper, last bool) (*Update, error) {
+	u := &Update{last: last}
+	b, err := k.value(ctx, restName)
+	if err != nil {
+		return nil, err
 	}
 	if _, err := runWith(ctx, k, Options{}, u); err != nil {
 		return nil, err
 	}
+	if !last && len(u.Devices) == 0 {
+		return u, nil // a part holds all of the rest, if there is one
+	}
+	if c := openKept(b); c != nil {
+		var had []DeviceTime
+		if c.times(&had); c.in.OK() {
+			for i := range had {
+				zero := Parts{}
+				u.add(had[i].ID, zero.minus(&had[i].Parts), -had[i].Steps, -had[i].StepNs)
+			}
+		}
+	}
+	for i := range u.rest {
+		u.add(u.rest[i].ID, u.rest[i].Parts, u.rest[i].Steps, u.rest[i].StepNs)
+	}
 	slices.SortFunc(u.Devices, func(a, b DeviceTime) int { return strings.Compare(a.ID, b.ID) })
-	return u, nil
+	var rest []byte
+	if len(u.rest) > 0 {
+		c := newKept()
+		c.times(&u.rest)
+		rest = c.closed()
+	}
+	return u, k.keep(ctx, restName, rest)
+}
+
+func (c *codec) times(list *[]DeviceTime) {
+	elements(c, list, func(d *DeviceTime) {
+		c.text(&d.ID)
+		c.parts(&d.Parts)
+		c.ints(&d.Steps, &d.StepNs)
+	})
 }
 
 func (u *Update) device(id string) *DeviceTime {
@@ -55,12 +97,23 @@ func (u *Update) device(id string) *DeviceTime {
 	return &u.Devices[i]
 }
 
-// add adds the tally of a part.
-func (u *Update) add(id string, t *tally) {
+func (u *Update) add(id string, p Parts, steps, stepNs int64) {
 	x := u.device(id)
-	x.Parts = x.plus(&t.sums)
-	x.Steps += int64(len(t.list.list))
+	x.Parts = x.plus(&p)
+	x.Steps += steps
+	x.StepNs += stepNs
+}
+
+// addTally adds the tally of a part.
+func (u *Update) addTally(id string, t *tally) {
+	d := t.time(id)
+	u.add(id, d.Parts, d.Steps, d.StepNs)
+}
+
+func (t *tally) time(id string) DeviceTime {
+	d := DeviceTime{ID: id, Parts: t.sums, Steps: int64(len(t.list.list))}
 	for i := range t.list.list {
-		x.StepNs += t.list.list[i].WallNs
+		d.StepNs += t.list.list[i].WallNs
 	}
+	return d
 }

@@ -13,8 +13,11 @@ import (
 // and epochs have no limit, so 1 name of them has a path of its own.
 const MaxNumbered = 128
 
-// maxNumberedNames bounds the names that a Numbered remembers.
-const maxNumberedNames = 1 << 18
+// maxNumberedNames and maxNumberedBytes bound the names that a Numbered remembers.
+const (
+	maxNumberedNames = 1 << 18
+	maxNumberedBytes = 16 << 20
+)
 
 // counted is the end of a part of a pattern that counts steps.
 var counted = regexp.MustCompile(`(?i)(?:step|iter|iteration|batch|epoch)[\s#_:./-]*\*`)
@@ -93,12 +96,13 @@ func (f Folds) Names(names []string) []string {
 type Numbered struct {
 	folds Folds
 	names map[string]map[string]struct{} // by pattern, of those that are not folded
-	size  int
+	size  int                            // of names
+	bytes int                            // of names and of their patterns
 }
 
 // NewNumbered returns a Numbered in which some patterns are folded.
 func NewNumbered(folds Folds) *Numbered {
-	n := &Numbered{Folds{}, map[string]map[string]struct{}{}, 0}
+	n := &Numbered{folds: Folds{}, names: map[string]map[string]struct{}{}}
 	maps.Copy(n.folds, folds)
 	return n
 }
@@ -106,7 +110,7 @@ func NewNumbered(folds Folds) *Numbered {
 // Add adds a name. It returns the pattern of the name if this folds now, else "".
 func (n *Numbered) Add(name string) (folded string) {
 	p := Pattern(name)
-	if _, ok := n.folds[p]; ok || p == name || n.size >= maxNumberedNames {
+	if _, ok := n.folds[p]; ok || p == name || n.size >= maxNumberedNames || n.bytes >= maxNumberedBytes {
 		return ""
 	}
 	if n.names[p] == nil {
@@ -117,10 +121,14 @@ func (n *Numbered) Add(name string) (folded string) {
 	}
 	n.names[p][name] = struct{}{}
 	n.size++
+	n.bytes += len(name) + len(p)
 	if most := limit(p); len(n.names[p]) <= most {
 		return ""
 	}
-	n.size -= len(n.names[p])
+	for other := range n.names[p] {
+		n.size--
+		n.bytes -= len(other) + len(p)
+	}
 	delete(n.names, p)
 	n.folds[p] = struct{}{}
 	return p

@@ -4,6 +4,7 @@ package store
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -60,6 +61,13 @@ func TestNumbered_Limit(t *testing.T) {
 		n.Add(fmt.Sprintf("%d%s", i%10, word(i)))
 	}
 	assert.Equal(t, maxNumberedNames, n.size)
+
+	n = NewNumbered(nil)
+	long := strings.Repeat("a name ", 10_000)
+	for i := range 1000 {
+		n.Add(fmt.Sprintf("%d%s%s", i%10, long, word(i)))
+	}
+	assert.Less(t, n.bytes, maxNumberedBytes+3*len(long))
 }
 
 // word returns a word without digits.

@@ -23,7 +23,7 @@ type Input struct {
 }
 
 const (
-	// maxCollectives bounds the collectives of a session that are kept, the first ones.
+	// maxCollectives bounds the collectives of all sessions. Of each, the first ones are kept.
 	maxCollectives = 1_000_000
 	maxScopes      = 200_000
 	// hostLane is the sequence of scopes. Streams have numbers from 0, and unknownLane is none.
@@ -51,8 +51,8 @@ type recorded struct {
 	totalNs, overlappedNs int64
 }
 
-// collect reads a session until the deadline.
-func collect(ctx context.Context, in Input, deadline time.Time) (*recorded, error) {
+// collect reads a session until the deadline, and at most some collectives of its devices.
+func collect(ctx context.Context, in Input, most int, deadline time.Time) (*recorded, error) {
 	first, last, err := in.Source.Extent(ctx)
 	if err != nil {
 		return nil, err
@@ -77,7 +77,7 @@ func collect(ctx context.Context, in Input, deadline time.Time) (*recorded, erro
 	devices := map[string]*device{}
 	n := 0
 	err = in.Source.Ops(ctx, first, r.toNs, func(row *store.OpRow) error {
-		if n++; n%4096 == 0 && expired(deadline) || r.count >= maxCollectives {
+		if n++; n%4096 == 0 && expired(deadline) || r.count >= most {
 			r.complete, r.toNs = false, row.StartNs
 			return errStop
 		}

@@ -43,7 +43,7 @@ func Run(ctx context.Context, inputs []Input, o Options) (*Result, error) {
 		if !deadline.IsZero() { // the rest is for the other sessions
 			deadline = time.Now().Add(time.Until(deadline) / time.Duration(len(inputs)-i))
 		}
-		r, err := collect(ctx, inputs[i], deadline)
+		r, err := collect(ctx, inputs[i], maxCollectives/len(inputs), deadline)
 		if err != nil {
 			return nil, err
 		}
