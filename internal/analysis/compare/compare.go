@@ -97,8 +97,9 @@ type Change struct {
 	Status Status   `json:"status"`
 	A      Sums     `json:"a"`
 	B      Sums     `json:"b"`
-	// EffectNs is the shift of the time per step. Without steps it is the shift of the duration times
-	// the launches of B, and the sum for new and gone kernels.
+	// EffectNs is the shift of the time per step, and the mean time per step of new and gone kernels.
+	// Without steps it is the shift of the duration times the launches of B, and the sum for new and gone
+	// kernels.
 	EffectNs int64 `json:"effect_ns"`
 	// Duration tests the time of a step or part per step, of a kernel per launch, of a scope per
 	// instance. Launches tests launches per step. Device tests the time of kernels and copies in a scope
@@ -277,6 +278,9 @@ func (s *sides) groups(a, b []*analysis.Group) []*Change {
 		large := s.large(x.A.Ns, x.B.Ns)
 		if s.steps {
 			x.EffectNs = whole(shift(s.perStep(p, stepNs)))
+			if x.A.Count == 0 || x.B.Count == 0 { // also if fewer than half of the steps have it
+				x.EffectNs = x.B.Ns/int64(len(s.b.Steps)) - x.A.Ns/int64(len(s.a.Steps))
+			}
 			if large {
 				x.Duration = test(durations(p[0].Steps, p[1].Steps))
 				x.Launches = test(s.perStep(p, stepCount))

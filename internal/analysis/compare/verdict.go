@@ -121,7 +121,7 @@ func (c *Comparison) warn(s *sides) {
 		return v.IdleNs > 0 && v.Idle[analysis.Unknown] > v.IdleNs/2
 	}
 	if unknown(s.a) || unknown(s.b) {
-		warn("Most causes of idle time are unknown. Record with --kinds +runtime,+driver,+sync,+memory.")
+		warn("Most causes of idle time are unknown. Record with --kinds causes.")
 	}
 }
 
