@@ -160,7 +160,7 @@ func TestFetches_HashesAndNoServer(t *testing.T) {
 		}
 	})
 	assert.Greater(t, scripts, 10)
-	assert.Equal(t, 9, lists)
+	assert.Equal(t, 10, lists)
 }
 
 // TestImages_DigestOrListed refuses an image by tag that is not in tagOnly, and an entry there that

@@ -207,7 +207,7 @@ func TestSessions(t *testing.T) {
 	assert.Equal(t, "imported "+id+"\n", sessions(0, "import", file))
 	assert.Regexp(t, ` 204 +467µs `, sessions(0, "list", id))
 	assert.Contains(t, sessions(1, "import", cli.Find(t)), "import "+cli.Find(t)+": the Collector rejected the request: ")
-	assert.Contains(t, sessions(2, "show"), "use list, pin, unpin, delete, export or import")
+	assert.Contains(t, sessions(2, "show"), "use list, pin, unpin, baselines, baseline, delete-baseline, delete, export or import")
 
 	other := startView(t, file)
 	other.awaitAddress(t)

@@ -3,10 +3,7 @@
 
 The model names the language of a text. It is trained on the translations of Django, whose license is
 LICENSE.django. expected.json has texts that the training did not see, and the token ids and the
-probabilities that the package tokenizers and JAX compute for them. The files were made with
-
-    pip install jax==0.10.2 onnx==1.23.2 tokenizers==0.23.3 Django==5.2.19
-    python languages.py
+probabilities that the package tokenizers and JAX compute for them. The files were made with jax 0.10.2, onnx 1.23.2, tokenizers 0.23.3 and Django 5.2.19.
 """
 
 import gettext
