@@ -11,6 +11,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
@@ -452,7 +453,7 @@ func (m *mcpSource) kernels(ctx context.Context, a *mcpKernelArgs) (any, error) 
 
 // kernels returns groups of kernels with their longest launches.
 func (s *mcpSession) kernels(ctx context.Context, group, text string, limit int, interval url.Values) (any, error) {
-	q := cloneValues(interval)
+	q := maps.Clone(interval)
 	q.Set("group", group)
 	q.Set("limit", strconv.Itoa(limit))
 	if text != "" {
@@ -468,7 +469,7 @@ func (s *mcpSession) kernels(ctx context.Context, group, text string, limit int,
 	}
 	deadline := time.Now().Add(mcpCiteTime)
 	for _, g := range answer.Groups {
-		q := cloneValues(interval)
+		q := maps.Clone(interval)
 		q.Set("operation", "kernel")
 		q.Set("sort", "duration")
 		q.Set("limit", "1")
@@ -496,14 +497,6 @@ func (s *mcpSession) kernels(ctx context.Context, group, text string, limit int,
 		}
 	}
 	return answer, nil
-}
-
-func cloneValues(q url.Values) url.Values {
-	c := url.Values{}
-	for k, v := range q {
-		c[k] = slices.Clone(v)
-	}
-	return c
 }
 
 // mcpScope is a node of the tree of scopes.

@@ -27,15 +27,24 @@ func (s *server) analysis(ctx context.Context, r *request) (any, error) {
 	if r.info.RowsDropped {
 		return nil, &status{http.StatusBadRequest, "the session has sums only, because retention removed its rows"}
 	}
-	select {
-	case s.analysing <- struct{}{}:
-		defer func() { <-s.analysing }()
-	default:
-		return nil, &status{http.StatusTooManyRequests, "too many analyses are in progress"}
+	end, err := s.beginAnalysis()
+	if err != nil {
+		return nil, err
 	}
+	defer end()
 	found, err := analysis.Run(ctx, analysis.FromReader(s.store, r.project, r.session), o)
 	if err != nil {
 		return nil, err
 	}
 	return analysis.NewAnswer(found, r.base), nil
+}
+
+// beginAnalysis takes the place of an analysis, and returns what frees it. It fails if all are taken.
+func (s *server) beginAnalysis() (end func(), err error) {
+	select {
+	case s.analysing <- struct{}{}:
+		return func() { <-s.analysing }, nil
+	default:
+		return nil, &status{http.StatusTooManyRequests, "too many analyses are in progress"}
+	}
 }

@@ -38,12 +38,11 @@ func (s *server) compare(ctx context.Context, r *request) (any, error) {
 			return nil, &status{http.StatusBadRequest, "session " + id + " has sums only, because retention removed its rows"}
 		}
 	}
-	select {
-	case s.analysing <- struct{}{}:
-		defer func() { <-s.analysing }()
-	default:
-		return nil, &status{http.StatusTooManyRequests, "too many analyses are in progress"}
+	end, err := s.beginAnalysis()
+	if err != nil {
+		return nil, err
 	}
+	defer end()
 	var sides [2]*analysis.Profile
 	begin := time.Now()
 	for i, id := range ids {

@@ -36,12 +36,11 @@ func (s *server) critical(ctx context.Context, r *request) (any, error) {
 	if r.info.RowsDropped {
 		return nil, &status{http.StatusBadRequest, "the session has sums only, because retention removed its rows"}
 	}
-	select {
-	case s.analysing <- struct{}{}:
-		defer func() { <-s.analysing }()
-	default:
-		return nil, &status{http.StatusTooManyRequests, "too many analyses are in progress"}
+	end, err := s.beginAnalysis()
+	if err != nil {
+		return nil, err
 	}
+	defer end()
 	path, err := s.criticalPath(ctx, r, id, at, from, to, device)
 	if errors.Is(err, analysis.ErrPathTooLong) {
 		return nil, &status{http.StatusBadRequest, err.Error()}

@@ -68,12 +68,11 @@ func (s *server) ranks(ctx context.Context, r *request) (any, error) {
 		}
 		inputs = append(inputs, in)
 	}
-	select {
-	case s.analysing <- struct{}{}:
-		defer func() { <-s.analysing }()
-	default:
-		return nil, &status{http.StatusTooManyRequests, "too many analyses are in progress"}
+	end, err := s.beginAnalysis()
+	if err != nil {
+		return nil, err
 	}
+	defer end()
 	return ranks.Run(ctx, inputs, o)
 }
 

@@ -67,7 +67,7 @@ func findings(r *Result) []Finding {
 				list = append(list, Finding{
 					Kind: "no_launch_times", Device: d.ID, OfNs: d.Active.WallNs, FloorNs: d.Active.WallNs, Evidence: []Ref{}, Formula: "0",
 					Text: fmt.Sprintf("The causes of %s of idle time%s are unknown, because launch times are not recorded. Record with --kinds causes.",
-						duration(ns), inScope(d, ns)+atLine(d, ns)),
+						Duration(ns), inScope(d, ns)+atLine(d, ns)),
 				})
 			}
 		}
@@ -85,7 +85,7 @@ func deviceFindings(d *Device) []Finding {
 		share := float64(gain) / float64(active)
 		list = append(list, Finding{
 			Kind: kind, Device: d.ID, GainNs: gain, OfNs: active, FloorNs: active - gain, Share: share, Formula: formula, Evidence: evidence,
-			Text: fmt.Sprintf("For %s (%.0f %% of the active time), %s. %s", duration(gain), 100*share, found, change),
+			Text: fmt.Sprintf("For %s (%.0f %% of the active time), %s. %s", Duration(gain), 100*share, found, change),
 		})
 	}
 	for c := range numCauses {
@@ -97,7 +97,7 @@ func deviceFindings(d *Device) []Finding {
 		case c == Host:
 			found += inScope(d, d.Active.Idle[c]) + atLine(d, d.Active.Idle[c])
 		case c == Sync && len(d.SyncCalls) > 0 && d.SyncCalls[0].Name != "":
-			found += fmt.Sprintf(" (%s of it after %s)", duration(d.SyncCalls[0].Ns), d.SyncCalls[0].Name)
+			found += fmt.Sprintf(" (%s of it after %s)", Duration(d.SyncCalls[0].Ns), d.SyncCalls[0].Name)
 		}
 		add(c.String(), "idle time by this cause", found, advice[c].change, d.Active.Idle[c], d.evidence(c))
 	}
@@ -121,7 +121,7 @@ func deviceFindings(d *Device) []Finding {
 	if d.KernelNs > 0 { // kernels may overlap
 		gain := min(small, int64(float64(d.Active.ComputeNs)*float64(small)/float64(d.KernelNs)))
 		add("small_kernels", "sum of duration × (1 − grid fill) over kernels with a grid fill below 50 %, scaled to the compute time",
-			fmt.Sprintf("kernels had too few blocks to fill half of the device (calls: %d, together %s)", count, duration(ns)),
+			fmt.Sprintf("kernels had too few blocks to fill half of the device (calls: %d, together %s)", count, Duration(ns)),
 			"Use larger batches, fuse them, or run independent ones in several streams.", gain, evidence)
 	}
 	return list
@@ -132,7 +132,7 @@ func inScope(d *Device, most int64) string {
 	if len(d.HostScopes) == 0 || d.HostScopes[0].Name == "" {
 		return ""
 	}
-	return fmt.Sprintf(" (%s of it in scope %q)", duration(min(d.HostScopes[0].Ns, most)), d.HostScopes[0].Name)
+	return fmt.Sprintf(" (%s of it in scope %q)", Duration(min(d.HostScopes[0].Ns, most)), d.HostScopes[0].Name)
 }
 
 // atLine says at which line most of the host's code ran.
@@ -140,7 +140,7 @@ func atLine(d *Device, most int64) string {
 	if len(d.HostLines) == 0 {
 		return ""
 	}
-	return fmt.Sprintf(" (%s of it in %s)", duration(min(d.HostLines[0].Ns, most)), d.HostLines[0].Name)
+	return fmt.Sprintf(" (%s of it in %s)", Duration(min(d.HostLines[0].Ns, most)), d.HostLines[0].Name)
 }
 
 // evidence returns the operations that end the gaps with the largest parts of a cause.
@@ -199,14 +199,12 @@ func stepFindings(s *Steps) []Finding {
 		Kind: "slow_steps", Device: s.Device, GainNs: gain, OfNs: total, FloorNs: total - gain, Evidence: list,
 		Share: float64(gain) / float64(max(total, 1)), Formula: "sum of wall − median wall over the outliers except the first step",
 		Text: fmt.Sprintf("Of %d steps, %d took much longer than the median of %s. Step %d (%s) took %s, of which %s more than usual was %s.",
-			s.Count, len(s.Outliers), duration(s.P50.WallNs), o.Number, o.Name, duration(o.WallNs), duration(o.PartExcessNs), why),
+			s.Count, len(s.Outliers), Duration(s.P50.WallNs), o.Number, o.Name, Duration(o.WallNs), Duration(o.PartExcessNs), why),
 	}}
 }
 
 // Duration formats nanoseconds with three digits.
-func Duration(ns int64) string { return duration(ns) }
-
-func duration(ns int64) string {
+func Duration(ns int64) string {
 	d := time.Duration(ns)
 	switch {
 	case d >= time.Second:

@@ -163,13 +163,7 @@ func TestTrace_Preprocess(t *testing.T) {
 	h := serveModels(t, nil, served(t, orttest.Languages()))
 	code, _, _ := call(t, http.MethodPost, h.URL+"/predict", []byte(`{"text":"a"}`))
 	require.Equal(t, 200, code)
-	named := map[string]tracetest.SpanStub{}
-	require.Eventually(t, func() bool {
-		for _, span := range spans.GetSpans() {
-			named[span.Name] = span
-		}
-		return len(named) == 4
-	}, 30*time.Second, time.Millisecond)
+	named := spansNamed(t, spans, 4)
 	request := named["POST /predict"]
 	assert.Contains(t, request.Attributes, attribute.String("gpux.model.name", "languages"))
 	for _, name := range []string{"preprocess", "queue", "session.run"} {

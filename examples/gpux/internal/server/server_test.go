@@ -443,6 +443,19 @@ func TestStop(t *testing.T) {
 	assert.Equal(t, 503, post(t.Context(), s, `{"x":[1]}`).Code)
 }
 
+// spansNamed waits for spans with n names, and returns the last span of each.
+func spansNamed(t *testing.T, spans *tracetest.InMemoryExporter, n int) map[string]tracetest.SpanStub {
+	t.Helper()
+	named := map[string]tracetest.SpanStub{}
+	require.Eventually(t, func() bool {
+		for _, span := range spans.GetSpans() {
+			named[span.Name] = span
+		}
+		return len(named) == n
+	}, 30*time.Second, time.Millisecond)
+	return named
+}
+
 // The client's trace goes on to the queue.
 func TestTrace(t *testing.T) {
 	spans := tracetest.NewInMemoryExporter()
@@ -455,13 +468,7 @@ func TestTrace(t *testing.T) {
 	require.NoError(t, err)
 	code, _, _ := call(t, http.MethodPost, h.URL+"/predict", body, "traceparent", "00-0102030405060708090a0b0c0d0e0f10-0102030405060708-01")
 	require.Equal(t, 200, code)
-	named := map[string]tracetest.SpanStub{}
-	require.Eventually(t, func() bool {
-		for _, span := range spans.GetSpans() {
-			named[span.Name] = span
-		}
-		return len(named) == 3
-	}, 30*time.Second, time.Millisecond)
+	named := spansNamed(t, spans, 3)
 	request := named["POST /predict"]
 	for _, span := range named {
 		assert.Equal(t, "0102030405060708090a0b0c0d0e0f10", span.SpanContext.TraceID().String())
