@@ -7,7 +7,7 @@ import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, test } from "node:test";
 import { gunzipSync } from "node:zlib";
-import { api, close, grouped, open, serious, visit } from "./browser.mjs";
+import { api, close, grouped, open, serious, settled, visit } from "./browser.mjs";
 
 /** raw reads the records of a session from its log files. */
 function raw(dir) {
@@ -251,6 +251,7 @@ describe("accessibility", () => {
     await tabTo("minigpt");
     await page.keyboard.press("Enter");
     await page.waitForURL(/\/timeline/);
+    await settled(page);
     await tabTo("Timeline from");
     await page.keyboard.press("Enter");
     await page.waitForURL(/sel=/);
