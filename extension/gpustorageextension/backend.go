@@ -27,7 +27,7 @@ type backend struct {
 	active    *activity
 	// api is the backend with what its store can do.
 	api   store.Backend
-	ended chan ended       // to analyse
+	ended chan ended       // to analyse; seal does not wait for space
 	jobs  map[job]struct{} // on metrics, for analyse only
 	stop  context.CancelFunc
 	done  sync.WaitGroup
