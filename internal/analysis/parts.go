@@ -52,8 +52,8 @@ type keeper interface {
 	value(ctx context.Context, name string) ([]byte, error)
 	// keep keeps a value, or forgets it if it is nil.
 	keep(ctx context.Context, name string, value []byte) error
-	// scopeSums returns sums of the scopes that overlap an interval in units of the grid.
-	scopeSums(ctx context.Context, from, to int64) ([]store.ScopeSum, error)
+	// scopeSums calls visit with sums of the scopes that overlap an interval in units of the grid, by time.
+	scopeSums(ctx context.Context, from, to int64, visit func(*store.ScopeSum) error) error
 	// operations returns the number of operations of the session.
 	operations(ctx context.Context) (int64, error)
 	// bins returns the numbers of operations that start in each unit of an interval of at most partBins
@@ -284,20 +284,18 @@ func openKept(b []byte) *codec {
 
 // sweepParts sweeps over the interval of the analysis, and uses and keeps parts.
 func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Options) error {
-	size, grid := k.partSize()
+	size, _ := k.partSize()
 	list, err := a.partsOf(ctx, k, a.from, a.to)
 	if err != nil {
 		return err
 	}
-	sums, err := k.scopeSums(ctx, list[0].from, list[len(list)-1].to)
-	if err != nil {
+	if a.scopeSums, err = sumScopes(ctx, k, list); err != nil {
 		return err
 	}
-	a.scopeSums = newScopeSums(sums)
 	for i := range list {
 		p := &list[i]
 		begin := max(p.from, a.from)
-		key := a.partKey(p, grid)
+		key := a.partKey(p)
 		whole := p.from >= a.from || a.from == first
 		if whole && p.to <= a.to && p.name != "" {
 			used, err := a.use(ctx, k, p, key)
@@ -362,7 +360,7 @@ func (a *analysis) countParts(ctx context.Context, k keeper, list []part) error 
 
 // partKey returns the key of what a part depends on besides its operations and the carries: the rule of
 // steps, and the scopes that its gaps and steps can need.
-func (a *analysis) partKey(p *part, grid int64) string {
+func (a *analysis) partKey(p *part) string {
 	from := p.from // of the scopes
 	for _, d := range a.order {
 		from = min(from, d.now)
@@ -378,30 +376,46 @@ func (a *analysis) partKey(p *part, grid int64) string {
 	for _, id := range slices.Sorted(maps.Keys(a.markers)) {
 		rule += "\x00" + id + "\x00" + a.markers[id]
 	}
-	return fmt.Sprintf("%d %x %d %s", p.ops, a.scopeSums.of(from/grid*grid, p.to), last, rule)
+	return fmt.Sprintf("%d %x %d %s", p.ops, a.scopeSums.of(from, p.to), last, rule)
 }
 
-// scopeSums has the exclusive or of the hashes of the scopes that start, and that end, up to a bin.
+// scopeSums has, for each bound of parts in order, the exclusive or of the hashes of the scopes that start,
+// and that end, before it.
 type scopeSums []store.ScopeSum
 
-func newScopeSums(bins []store.ScopeSum) scopeSums {
-	for i := range bins[min(1, len(bins)):] {
-		bins[i+1].Starts ^= bins[i].Starts
-		bins[i+1].Ends ^= bins[i].Ends
+// sumScopes returns the sums for parts that follow one another.
+func sumScopes(ctx context.Context, k keeper, list []part) (sums scopeSums, err error) {
+	at := store.ScopeSum{FromNs: list[0].from}
+	next := func() { // adds the sums before a bound
+		sums = append(sums, at)
+		if n := len(sums); n <= len(list) {
+			at.FromNs = list[n-1].to
+		}
 	}
-	return bins
+	err = k.scopeSums(ctx, list[0].from, list[len(list)-1].to, func(x *store.ScopeSum) error {
+		for len(sums) <= len(list) && at.FromNs <= x.FromNs {
+			next()
+		}
+		at.Starts ^= x.Starts
+		at.Ends ^= x.Ends
+		return nil
+	})
+	for len(sums) <= len(list) {
+		next()
+	}
+	return sums, err
 }
 
-// of returns the sum of the scopes that start before to and end at or after from. Both are on the grid.
-func (s scopeSums) of(from, to int64) uint64 {
-	before := func(t int64) store.ScopeSum {
-		i, _ := slices.BinarySearchFunc(s, t, func(x store.ScopeSum, t int64) int { return cmp.Compare(x.FromNs, t) })
-		if i == 0 {
-			return store.ScopeSum{}
+// of returns the sum of the scopes that start before a bound and end at or after the last bound up to from.
+func (s scopeSums) of(from, bound int64) uint64 {
+	before := func(t int64) *store.ScopeSum {
+		i, ok := slices.BinarySearchFunc(s, t, func(x store.ScopeSum, t int64) int { return cmp.Compare(x.FromNs, t) })
+		if !ok {
+			i = max(i-1, 0)
 		}
-		return s[i-1]
+		return &s[i]
 	}
-	return before(to).Starts ^ before(from).Ends
+	return before(bound).Starts ^ before(from).Ends
 }
 
 // use adds a kept part and returns true, or false if it is not of these rows.

@@ -70,15 +70,25 @@ func (k *keeping) bins(_ context.Context, from, to, unit int64) ([]int64, error)
 	return bins, nil
 }
 
-func (k *keeping) scopeSums(context.Context, int64, int64) (list []store.ScopeSum, err error) {
+func (k *keeping) scopeSums(_ context.Context, _, _ int64, visit func(*store.ScopeSum) error) error {
+	var list []store.ScopeSum
 	for i := range k.rows.spans {
 		s := &k.rows.spans[i]
-		h := fnvOf(fmt.Sprint(s.StartNs, s.EndNs, s.Span.Span, s.Parent, s.Name))
+		h := hashOf(s)
 		list = append(list, store.ScopeSum{FromNs: s.StartNs / keepingGrid * keepingGrid, Starts: h},
 			store.ScopeSum{FromNs: max(s.StartNs, s.EndNs) / keepingGrid * keepingGrid, Ends: h})
 	}
 	slices.SortFunc(list, func(a, b store.ScopeSum) int { return cmp.Compare(a.FromNs, b.FromNs) })
-	return list, nil
+	for i := range list {
+		if err := visit(&list[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func hashOf(s *store.SpanRow) uint64 {
+	return fnvOf(fmt.Sprint(s.StartNs, s.EndNs, s.Span.Span, s.Parent, s.Name))
 }
 
 func (k *keeping) scan(ctx context.Context, from, to int64, visit func(*store.OpRow) error) error {
@@ -250,6 +260,27 @@ func TestRun_PartsAreNotKept(t *testing.T) {
 	assert.Equal(t, int64(60), r.Steps.Count)
 	_, err := runWith(t.Context(), k, Options{}, &Update{})
 	assert.ErrorContains(t, err, "no space left on device")
+}
+
+func TestSumScopes(t *testing.T) {
+	k := random(3).keeping()
+	list := []part{{from: 10 * keepingGrid, to: 20 * keepingGrid}, {from: 20 * keepingGrid, to: 21 * keepingGrid}, {from: 21 * keepingGrid, to: 60 * keepingGrid}}
+	sums, err := sumScopes(t.Context(), k, list)
+	require.NoError(t, err)
+	require.Len(t, sums, len(list)+1, "one for each bound, however many scopes there are")
+	want := func(from, to int64) (sum uint64) {
+		for i := range k.rows.spans {
+			if s := &k.rows.spans[i]; s.StartNs/keepingGrid < to && max(s.StartNs, s.EndNs)/keepingGrid >= from {
+				sum ^= hashOf(s)
+			}
+		}
+		return sum
+	}
+	for _, c := range []struct{ from, bound, last int64 }{{10, 20, 10}, {15, 20, 10}, {20, 21, 20}, {59, 60, 21}, {12, 60, 10}} {
+		sum := want(c.last, c.bound)
+		assert.NotZero(t, sum, c)
+		assert.Equal(t, sum, sums.of(c.from*keepingGrid+1, c.bound*keepingGrid), c)
+	}
 }
 
 func TestKeepParts(t *testing.T) {
