@@ -154,7 +154,7 @@ func planParts(ctx context.Context, k keeper, from, to int64) (list []part, err 
 }
 
 // partsOf returns the parts that cover an interval: kept ones, and new ones between them. Their numbers of
-// operations are the present ones.
+// operations are the present ones. It forgets kept ones that overlap others.
 func (a *analysis) partsOf(ctx context.Context, k keeper, from, to int64) (list []part, err error) {
 	_, grid := k.partSize()
 	from, to = from/grid*grid, (to+grid-1)/grid*grid
@@ -170,11 +170,15 @@ func (a *analysis) partsOf(ctx context.Context, k keeper, from, to int64) (list 
 	}
 	for _, name := range names {
 		p, ok := parsePart(name)
-		if !ok || p.to <= at && p.from != at || p.from >= to || p.from%grid != 0 || p.to%grid != 0 {
+		if !ok || p.from < from || p.from >= to {
 			continue
 		}
-		if p.from < at {
-			continue // it overlaps another one, which an earlier process kept
+		if p.from < at || p.from%grid != 0 || p.to%grid != 0 {
+			// It overlaps another one, or another build kept it.
+			if err := a.keep(ctx, k, name, nil); err != nil {
+				return nil, err
+			}
+			continue
 		}
 		if p.from > at {
 			if err := plan(p.from); err != nil {

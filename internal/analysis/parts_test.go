@@ -233,6 +233,23 @@ func TestRun_PartsAreUsed(t *testing.T) {
 	}
 }
 
+// TestRun_PartsThatOverlap has kept parts that no analysis uses.
+func TestRun_PartsThatOverlap(t *testing.T) {
+	r := train(60, func(p *program, _ int) { kernels(p, 10, 20*µs) }).reader()
+	k := r.keeping()
+	analysed(t, k, Options{})
+	names := slices.Sorted(maps.Keys(k.values))
+	p, ok := parsePart(names[5])
+	require.True(t, ok)
+	for _, x := range []part{{from: p.from, to: p.to + keepingGrid, ops: p.ops}, {from: p.to - keepingGrid, to: p.to, ops: 1}, {from: p.from + 1, to: p.to + 1, ops: 1}} {
+		k.values[x.named()] = k.values[p.name]
+	}
+	analysed(t, k, Options{From: p.to, To: r.last})
+	assert.Len(t, k.values, len(names)+3, "an interval that begins later")
+	analysed(t, k, Options{})
+	assert.Equal(t, names, slices.Sorted(maps.Keys(k.values)))
+}
+
 // TestRun_PartsOfDecades has an operation before the others whose clock was not set.
 func TestRun_PartsOfDecades(t *testing.T) {
 	r := train(60, func(p *program, _ int) { kernels(p, 10, 20*µs) }).reader()
