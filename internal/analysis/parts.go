@@ -197,6 +197,10 @@ func (a *analysis) partsOf(ctx context.Context, k keeper, from, to int64) (list 
 	return list, err
 }
 
+// markersName is the kept value with the markers, after the begin of the session and the number of operations
+// that they are of.
+const markersName = "markers"
+
 // keptMarkers is findMarkers for a source that keeps them.
 func (a *analysis) keptMarkers(ctx context.Context, k keeper, first, last int64, deadline time.Time) (map[string]string, error) {
 	list, err := a.partsOf(ctx, k, first, last)
@@ -205,17 +209,18 @@ func (a *analysis) keptMarkers(ctx context.Context, k keeper, first, last int64,
 	}
 	var ops int64
 	i := slices.IndexFunc(list, func(p part) bool { ops += p.ops; return ops > maxPatternOps })
-	name := fmt.Sprintf("markers-%016x-%x", uint64(first), ops)
 	if i >= 0 {
 		list = list[:i+1]
-		b, err := k.value(ctx, name)
+		b, err := k.value(ctx, markersName)
 		if err != nil {
 			return nil, err
 		}
 		if c := openKept(b); c != nil {
+			var from, of int64
 			var markers map[string]string
+			c.ints(&from, &of)
 			entries(c, &markers, func(id, marker *string) { c.text(id); c.text(marker) })
-			if c.in.OK() {
+			if c.in.OK() && from == first && of == ops {
 				return markers, nil
 			}
 		}
@@ -234,8 +239,9 @@ func (a *analysis) keptMarkers(ctx context.Context, k keeper, first, last int64,
 	markers, failed := p.markers(err)
 	if failed == nil && errors.Is(err, errEnough) {
 		c := newKept()
+		c.ints(&first, &ops)
 		entries(c, &markers, func(id, marker *string) { c.text(id); c.text(marker) })
-		failed = a.keep(ctx, k, name, c.closed())
+		failed = a.keep(ctx, k, markersName, c.closed())
 	}
 	return markers, failed
 }

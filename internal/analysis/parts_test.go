@@ -30,6 +30,7 @@ type keeping struct {
 	// queries counts calls of bins. Full makes keep fail.
 	queries int
 	full    bool
+	times   int64 // bins returns so many times the operations, 0 is 1
 }
 
 const keepingGrid = 16 * µs
@@ -64,7 +65,7 @@ func (k *keeping) bins(_ context.Context, from, to, unit int64) ([]int64, error)
 	bins := make([]int64, (to-from)/unit)
 	for i := range k.rows.ops {
 		if t := k.rows.ops[i].StartNs; t >= from && t < to {
-			bins[(t-from)/unit]++
+			bins[(t-from)/unit] += max(k.times, 1)
 		}
 	}
 	return bins, nil
@@ -230,6 +231,29 @@ func TestRun_PartsAreUsed(t *testing.T) {
 			_, swept = analysed(t, k, Options{})
 			assert.Greater(t, swept-markers, len(r.ops)/2, "all parts are damaged")
 		})
+	}
+}
+
+// TestRun_KeptMarkers has markers that are of other rows, and of these.
+func TestRun_KeptMarkers(t *testing.T) {
+	r := train(60, func(p *program, _ int) { kernels(p, 10, 20*µs) }).reader()
+	r.spans = nil
+	k := r.keeping()
+	k.times = maxPatternOps + 1
+	a := &analysis{}
+	list, err := a.partsOf(t.Context(), k, r.first, r.last)
+	require.NoError(t, err)
+	want := map[string]string{"GPU-1": "kept"}
+	for _, other := range []int64{1, 0} {
+		first, ops := r.first, list[0].ops+other
+		c := newKept()
+		c.ints(&first, &ops)
+		entries(c, &want, func(id, marker *string) { c.text(id); c.text(marker) })
+		k.values[markersName] = c.closed()
+		a := &analysis{shapes: map[uint32]*shapeInfo{}}
+		got, err := a.findMarkers(t.Context(), k, r.first, r.last, time.Time{})
+		require.NoError(t, err)
+		assert.Equal(t, other == 0, maps.Equal(want, got), got)
 	}
 }
 
