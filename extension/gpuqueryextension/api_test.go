@@ -76,8 +76,9 @@ func TestKernels_RowsOfEachGroup(t *testing.T) {
 func TestScopes_RowsOfEachNode(t *testing.T) {
 	s, id := generated(t)
 	p := "/api/v1/sessions/" + id
-	tree := get[struct{ Nodes []scopeNode }](t, s, p+"/scopes")
+	tree := get[struct{ Nodes []scopeNode }](t, s, p+"/scopes?idle=true")
 	require.Len(t, tree.Nodes, 9)
+	assert.Nil(t, get[struct{ Nodes []scopeNode }](t, s, p+"/scopes").Nodes[1].IdleNs)
 	kernels := get[struct{ Operations []operationAnswer }](t, s, p+"/operations?operation=kernel&limit=20000").Operations
 	assert.Equal(t, int64(4859), tree.Nodes[0].Total.Kernels)
 	for _, node := range tree.Nodes {
@@ -86,18 +87,23 @@ func TestScopes_RowsOfEachNode(t *testing.T) {
 		n, ns = sum(t, s, fmt.Sprintf("%s/operations?operation=kernel&path=%d", p, node.Path))
 		assert.Equal(t, []int64{node.Total.Kernels, node.Total.KernelNs}, []int64{n, ns}, node.Name)
 		if node.Instances == 0 {
+			assert.Nil(t, node.IdleNs)
 			continue
 		}
 		list := get[struct{ Instances []instanceAnswer }](t, s, fmt.Sprintf("%s/scopes/%d/instances?sort=device&limit=100&idle=true", p, node.Path))
 		require.Len(t, list.Instances, int(node.Instances))
 		var total sums
+		var idleNs int64
 		for _, i := range list.Instances {
 			n, ns = sum(t, s, p+"/operations?operation=kernel&below=true&parent="+i.Span)
 			assert.Equal(t, []int64{i.Kernels, i.KernelNs}, []int64{n, ns}, node.Name)
 			total.Kernels += i.Kernels
 			total.KernelNs += i.KernelNs
 			assert.Equal(t, idle(kernels, i.Start, i.Start+i.DurationNs), *i.IdleNs, node.Name)
+			idleNs += *i.IdleNs
 		}
+		require.NotNil(t, node.IdleNs, node.Name)
+		assert.Equal(t, idleNs, *node.IdleNs, node.Name)
 		assert.Equal(t, []int64{node.Total.Kernels, node.Total.KernelNs}, []int64{total.Kernels, total.KernelNs}, node.Name)
 	}
 }
@@ -219,7 +225,7 @@ func TestParameters_Invalid(t *testing.T) {
 		{p + "/timeline?to=9223372036854775807", "to"}, {p + "/shapes", "ids"}, {p + "/kernels?group=x", "group"},
 		{p + "/kernels?group=lane&name=x", "name"}, {p + "/operations?operation=x", "operation"},
 		{p + "/operations?parent=1", "parent"}, {p + "/operations?cursor=1.2", "cursor"}, {p + "/operations?overlapping=1", "overlapping"},
-		{p + "/operations?below=1", "below"}, {p + "/scopes/1/instances?idle=true&limit=101", "limit"},
+		{p + "/operations?below=1", "below"}, {p + "/scopes/1/instances?idle=1", "idle"}, {p + "/scopes?idle=1", "idle"},
 		{p + "/spans/x", "span"}, {p + "/spans?min_ns=-1", "min_ns"}, {p + "/scopes/x/instances", "path"},
 		{p + "/samples?by=x", "by"}, {p + "/functions?path=x", "path"}, {p + "/stacks?limit=0", "limit"}, {p + "/logs?source=x", "source"}, {p + "/series/1", "key"}, {p + "/series/0000000000000000?points=3", "points"},
 	} {

@@ -4,7 +4,9 @@ package gpuqueryextension
 
 import (
 	"context"
+	"errors"
 	"net/http"
+	"sync"
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/analysis"
@@ -17,8 +19,8 @@ type compareAnswer struct {
 	*compare.Comparison
 }
 
-// compare answers what changed from session a to session b. Both are read for at most maxAnalysisTime
-// together.
+// compare answers what changed from session a to session b. It reads both at the same time, for at most
+// maxAnalysisTime.
 func (s *server) compare(ctx context.Context, r *request) (any, error) {
 	ids := [2]string{r.text("a", 256), r.text("b", 256)}
 	for i, name := range []string{"a", "b"} {
@@ -44,14 +46,17 @@ func (s *server) compare(ctx context.Context, r *request) (any, error) {
 	}
 	defer end()
 	var sides [2]*analysis.Profile
-	begin := time.Now()
+	var errs [2]error
+	var both sync.WaitGroup
+	o := analysis.Options{Deadline: time.Now().Add(maxAnalysisTime)}
 	for i, id := range ids {
-		o := analysis.Options{Deadline: begin.Add(maxAnalysisTime / 2 * time.Duration(i+1))}
-		profile, err := analysis.NewProfile(ctx, analysis.FromReader(s.store, r.project, id), o)
-		if err != nil {
-			return nil, err
-		}
-		sides[i] = profile
+		both.Go(func() {
+			sides[i], errs[i] = analysis.NewProfile(ctx, analysis.FromReader(s.store, r.project, id), o)
+		})
+	}
+	both.Wait()
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, err
 	}
 	return compareAnswer{ids[0], ids[1], compare.Sessions(sides[0], sides[1])}, nil
 }

@@ -46,6 +46,7 @@ type scopeNode struct {
 	Total     *sums  `json:"total"`
 	// Samples is nil for a node without samples.
 	Samples *sampleSums `json:"samples,omitempty"`
+	IdleNs  *int64      `json:"idle_ns,omitempty"`
 }
 
 // tree adds depths and totals. Parents come before their children.
@@ -58,7 +59,7 @@ func tree(nodes []store.ScopeNode) []*scopeNode {
 		total := self
 		p50 := percentile(n.P50Ns, n.Instances, n.WallNs, n.WallNs)
 		p99 := percentile(n.P99Ns, n.Instances, n.WallNs, n.WallNs)
-		node := &scopeNode{n.Path, n.Parent, 0, n.Name, n.Instances, n.WallNs, p50, p99, &self, &total, nil}
+		node := &scopeNode{n.Path, n.Parent, 0, n.Name, n.Instances, n.WallNs, p50, p99, &self, &total, nil, nil}
 		if p := byPath[n.Parent]; p != nil && i > 0 {
 			node.Depth = p.Depth + 1
 		}
@@ -88,6 +89,7 @@ func pathNames(nodes []store.ScopeNode) map[uint32][]string {
 }
 
 func (s *server) scopes(ctx context.Context, r *request) (any, error) {
+	idle := r.boolean("idle")
 	if err := r.check(); err != nil {
 		return nil, err
 	}
@@ -99,7 +101,70 @@ func (s *server) scopes(ctx context.Context, r *request) (any, error) {
 	if err := s.addSamples(ctx, r, list); err != nil {
 		return nil, err
 	}
-	return map[string]any{"nodes": list}, nil
+	if idle {
+		err = s.addIdle(ctx, r, list)
+	}
+	return map[string]any{"nodes": list}, err
+}
+
+const (
+	// maxIdle is the number of scopes whose idle time an answer has or sums.
+	maxIdle = 10_000
+	// maxIdleKernels is about the number of kernels that the store reads for it, and idleRange the interval
+	// around each bound of a [store.BusyQuery] whose kernels it reads. Half a million take 0.1 s.
+	maxIdleKernels = 500_000
+	idleRange      = 1 << 24
+)
+
+// maxIdle returns the number of scopes of the session whose idle time an answer can have.
+func (r *request) maxIdle() int {
+	kernels := r.info.Operations[store.OpKernel]
+	if kernels <= maxIdleKernels {
+		return maxIdle
+	}
+	each := 2 * idleRange * float64(kernels) / float64(max(r.info.LastNs-r.info.FirstNs, idleRange))
+	return int(min(maxIdle, maxIdleKernels/each))
+}
+
+func (r *request) idle() store.BusyQuery {
+	return store.BusyQuery{Project: r.project, Session: r.session, Idle: true}
+}
+
+// addIdle adds the idle time of the nodes whose instances are all among the longest spans. So a large session
+// has that of its outer scopes.
+func (s *server) addIdle(ctx context.Context, r *request, nodes []*scopeNode) error {
+	n := r.maxIdle()
+	if n == 0 {
+		return nil
+	}
+	spans, err := s.store.Spans(ctx, store.SpanQuery{Project: r.project, Session: r.session, Longest: true, Limit: n})
+	if err != nil {
+		return err
+	}
+	found := map[uint32]int64{}
+	for i := range spans {
+		found[spans[i].Path]++
+	}
+	sums := map[uint32]*int64{}
+	for _, n := range nodes {
+		if n.Instances > 0 && n.Instances == found[n.Path] {
+			n.IdleNs = new(int64)
+			sums[n.Path] = n.IdleNs
+		}
+	}
+	inside := r.idle()
+	var to []*int64
+	for i := range spans {
+		if sum := sums[spans[i].Path]; sum != nil {
+			inside.Intervals = append(inside.Intervals, store.Interval{From: spans[i].StartNs, To: spans[i].EndNs})
+			to = append(to, sum)
+		}
+	}
+	ns, err := s.store.Busy(ctx, inside)
+	for i := range ns {
+		*to[i] += ns[i]
+	}
+	return err
 }
 
 type instanceAnswer struct {
@@ -119,9 +184,6 @@ type instanceAnswer struct {
 	IdleNs     *int64 `json:"idle_ns,omitempty"`
 }
 
-// maxIdle is the number of instances whose idle time a request can ask for. Each takes a query.
-const maxIdle = 100
-
 func (s *server) instances(ctx context.Context, r *request) (any, error) {
 	q := store.InstanceQuery{Project: r.project, Session: r.session, Path: r.id("path", r.PathValue("path"))}
 	q.From, q.To = r.interval()
@@ -130,9 +192,6 @@ func (s *server) instances(ctx context.Context, r *request) (any, error) {
 	limit := int(r.integer("limit", 100, 1, 9999))
 	q.Limit = limit + 1
 	idle := r.boolean("idle")
-	if idle && limit > maxIdle {
-		r.fail("limit", "must be at most %d with idle", maxIdle)
-	}
 	if err := r.check(); err != nil {
 		return nil, err
 	}
@@ -149,23 +208,25 @@ func (s *server) instances(ctx context.Context, r *request) (any, error) {
 		return nil, err
 	}
 	list := []instanceAnswer{}
+	inside := r.idle()
 	for _, i := range found[:min(len(found), limit)] {
 		a := instanceAnswer{i.Name, parentText(i.Span), parentText(i.Parent), traceText(i.Trace), i.StartNs - r.base, max(i.EndNs-i.StartNs, 0),
 			i.Kernels, i.KernelNs, i.QueueNs, i.Copies, i.CopyNs, nil, nil, nil}
 		if i.Kernels+i.Copies > 0 {
 			a.First, a.Last = r.offset(store.Some(i.FirstNs)), r.offset(store.Some(i.LastNs))
 		}
-		if idle {
-			gaps := store.Gaps{}
-			if i.EndNs > i.StartNs {
-				gaps, err = s.store.Gaps(ctx, store.GapQuery{Project: r.project, Session: r.session, From: i.StartNs, To: i.EndNs, Overlapping: true, Limit: 1})
-				if err != nil {
-					return nil, err
-				}
-			}
-			a.IdleNs = &gaps.SumNs
-		}
 		list = append(list, a)
+		inside.Intervals = append(inside.Intervals, store.Interval{From: i.StartNs, To: i.EndNs})
+	}
+	if idle {
+		inside.Intervals = inside.Intervals[:min(len(inside.Intervals), r.maxIdle())]
+		ns, err := s.store.Busy(ctx, inside)
+		if err != nil {
+			return nil, err
+		}
+		for i := range ns {
+			list[i].IdleNs = &ns[i]
+		}
 	}
 	return map[string]any{"base": r.baseText(), "path": q.Path, "names": names, "instances": list, "truncated": len(found) > limit}, nil
 }

@@ -23,7 +23,7 @@ type Options struct {
 	// NoSteps skips the search for steps, which reads more than a short interval.
 	NoSteps bool
 
-	profile *profiler // sees all operations if it is not nil
+	profile *profiler // adds up groups if it is not nil
 }
 
 // maxShapes bounds the shapes whose properties are kept between operations.
@@ -55,6 +55,7 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 		return nil, err
 	}
 	if a.profile = o.profile; a.profile != nil {
+		a.grouping = true
 		if err = a.profile.begin(ctx, src, a); err != nil {
 			return nil, err
 		}
@@ -76,7 +77,7 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 		}
 	}
 	a.rule = rule + pathSeparator + a.rule
-	if k, ok := src.(keeper); ok && o.profile == nil {
+	if k, ok := src.(keeper); ok {
 		err = a.sweepParts(ctx, k, first, o)
 	} else {
 		err = a.sweep(ctx, src, a.from, a.to, o.Deadline)
@@ -157,7 +158,8 @@ type analysis struct {
 	reached int64  // the end of what has been added
 
 	update    *Update   // nil for an analysis
-	profile   *profiler // nil without a profile
+	profile   *profiler // nil if it was not needed yet
+	grouping  bool      // operations are added to groups
 	scopeSums scopeSums // for the keys of parts
 	more      bool      // scopes has only the first scopes of the interval
 }
@@ -272,7 +274,7 @@ func (a *analysis) visit(row *store.OpRow) {
 		w.launched, w.queueNs = false, store.Int{}
 	}
 	d.add(&w)
-	if a.profile != nil && row.StartNs >= a.from {
+	if a.grouping && row.StartNs >= a.from {
 		a.profile.add(d, row, &w)
 	}
 	if op == store.OpKernel {

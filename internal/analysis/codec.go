@@ -319,3 +319,57 @@ func (c *codec) tally(t *tally) {
 		}
 	})
 }
+
+func (c *codec) allGroups(all *map[string]*groups) {
+	entries(c, all, func(id *string, x **groups) {
+		c.text(id)
+		if *x == nil {
+			*x = &groups{}
+		}
+		for kind := range numKinds {
+			var list []*Group
+			if !c.reads() {
+				for _, g := range (*x).sorted(kind) {
+					list = append(list, g)
+				}
+			}
+			elements(c, &list, func(p **Group) {
+				if c.reads() {
+					*p = &Group{}
+				}
+				g := *p
+				c.text(&g.Name)
+				c.text(&g.FullName)
+				elements(c, &g.Grid, func(n *int64) { c.ints(n) })
+				elements(c, &g.Block, func(n *int64) { c.ints(n) })
+				elements(c, &g.Path, c.text)
+				if c.ints(&g.Count, &g.SumNs); c.reads() && (g.Count < 0 || g.Count > math.MaxInt32) {
+					c.in.Fail("a part has not so many operations")
+					g.Count = 0
+				}
+				c.series(&g.Calls)
+				c.series(&g.Steps)
+				if c.reads() {
+					if (*x).all[kind] == nil {
+						(*x).all[kind] = map[string]*Group{}
+					}
+					(*x).all[kind][g.key(kind)] = g
+				}
+			})
+		}
+	})
+}
+
+func (c *codec) series(s *Series) {
+	size := int64(s.Size)
+	c.ints(&size)
+	if s.Size = int(size); size < 0 || size > math.MaxInt32 {
+		c.in.Fail("a size is wrong")
+		s.Size = 0
+	}
+	elements(c, &s.Cells, func(x *Cell) { c.ints(&x.Count, &x.Ns) })
+	if c.reads() && (len(s.Cells) > maxCells || s.Size == 0 && len(s.Cells) > 0) {
+		c.in.Fail("there are too many cells")
+		*s = Series{}
+	}
+}

@@ -117,6 +117,7 @@ type tally struct {
 	longest   [numClasses]longest
 	small     map[uint32]*smallKernel // by shape, nil for those that are large enough
 	list      stepList
+	groups    *groups // nil without operations, or if they are not needed
 }
 
 // longest is the longest time of a class without other work.

@@ -69,6 +69,12 @@ func (t *tally) merge(o *tally) {
 			s.ref, s.refNs = x.ref, x.refNs
 		}
 	}
+	if o.groups != nil {
+		if t.groups == nil {
+			t.groups = &groups{shapes: map[uint32][2]*Group{}, scopes: map[int32][]*Group{}}
+		}
+		t.groups.merge(o.groups, len(t.list.list), len(o.list.list)+1) // with the open one
+	}
 	t.list.merge(&o.list)
 }
 

@@ -19,7 +19,8 @@ import (
 )
 
 // A long session is analysed in parts. The store keeps what a part gave: the carries before and after it,
-// its tallies, and a key of the rows that it came from. A later analysis takes the kept result if it
+// its tallies, and a key of the rows that it came from. In a value of its own it keeps the groups of a [Profile],
+// which only comparisons need. A later analysis takes the kept result if it
 // arrives at the part with the same carries and the key is that of the present rows. Otherwise it sweeps
 // over the rows again. So a kept result never changes an answer, whichever rows arrive late.
 //
@@ -33,7 +34,7 @@ const (
 	partGrid  = int64(1) << partShift
 	partShift = 28
 	// partVersion changes with the format of parts and with the rules of the analysis.
-	partVersion = 3
+	partVersion = 4
 	// partBins is the most bins of a query for numbers of operations.
 	partBins = 4000
 	// coarserBins is the power of 2 from one unit of such queries to the next larger one.
@@ -43,8 +44,8 @@ const (
 // keeper is a source that keeps parts.
 type keeper interface {
 	Source
-	// scan is Ops for an interval of about one part, without PlaceRef.
-	scan(ctx context.Context, from, to int64, visit func(*store.OpRow) error) error
+	// scan is Ops for an interval of about one part. Without places, rows have no PlaceRef.
+	scan(ctx context.Context, from, to int64, places bool, visit func(*store.OpRow) error) error
 	// partSize returns the number of operations of a part and the unit of its bounds, in ns.
 	partSize() (ops, grid int64)
 	// names returns the names of all kept values in order, and value one of them.
@@ -62,11 +63,17 @@ type keeper interface {
 }
 
 // scanned is a source that scans. All intervals must be of about one part.
-type scanned struct{ keeper }
+type scanned struct {
+	keeper
+	places bool
+}
 
 func (s scanned) Ops(ctx context.Context, from, to int64, visit func(*store.OpRow) error) error {
-	return s.scan(ctx, from, to, visit)
+	return s.scan(ctx, from, to, s.places, visit)
 }
+
+// scanned returns the source of operations, with places if groups need them.
+func (a *analysis) scanned(k keeper) scanned { return scanned{k, a.grouping && !a.profile.more} }
 
 // part is an interval of a session, on the grid.
 type part struct {
@@ -175,7 +182,7 @@ func (a *analysis) partsOf(ctx context.Context, k keeper, from, to int64) (list 
 		}
 		if p.from < at || p.from%grid != 0 || p.to%grid != 0 {
 			// It overlaps another one, or another build kept it.
-			if err := a.keep(ctx, k, name, nil); err != nil {
+			if err := errors.Join(a.keep(ctx, k, name, nil), a.keep(ctx, k, p.groupsName(), nil)); err != nil {
 				return nil, err
 			}
 			continue
@@ -227,7 +234,7 @@ func (a *analysis) keptMarkers(ctx context.Context, k keeper, first, last int64,
 	}
 	p := patterns{a: a, deadline: deadline}
 	for _, x := range list {
-		if err = k.scan(ctx, max(x.from, first), min(x.to, last), func(row *store.OpRow) error {
+		if err = k.scan(ctx, max(x.from, first), min(x.to, last), false, func(row *store.OpRow) error {
 			if row.StartNs < x.from {
 				return nil // of the part before
 			}
@@ -272,11 +279,13 @@ func (c *codec) closed() []byte {
 func countedPart(b []byte) []byte {
 	c := newKept()
 	counted := true
-	at := len(c.out)
 	c.bools(&counted)
-	c.out = append(c.out, b[at+1:len(b)-4]...)
+	c.out = append(c.out, partBody(b)...)
 	return c.closed()
 }
+
+// partBody returns a kept part without the version, the mark and the checksum.
+func partBody(b []byte) []byte { return b[len(newKept().out)+1 : len(b)-4] }
 
 // openKept returns the codec of a kept value, nil if it is absent, damaged or of another version.
 func openKept(b []byte) *codec {
@@ -308,7 +317,7 @@ func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Opti
 		key := a.partKey(p)
 		whole := p.from >= a.from || a.from == first
 		if whole && p.to <= a.to && p.name != "" {
-			used, err := a.use(ctx, k, p, key)
+			used, err := a.use(ctx, k, p, key, o.profile != nil)
 			if err != nil {
 				return err
 			}
@@ -318,7 +327,7 @@ func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Opti
 			}
 		}
 		if a.from != first || p.to > a.to || p.ops < size {
-			sweep := func() error { return a.sweep(ctx, scanned{k}, begin, min(p.to, a.to), o.Deadline) }
+			sweep := func() error { return a.sweep(ctx, a.scanned(k), begin, min(p.to, a.to), o.Deadline) }
 			switch {
 			case a.update == nil || a.update.last:
 				err = sweep()
@@ -428,8 +437,8 @@ func (s scopeSums) of(from, bound int64) uint64 {
 	return before(bound).Starts ^ before(from).Ends
 }
 
-// use adds a kept part and returns true, or false if it is not of these rows.
-func (a *analysis) use(ctx context.Context, k keeper, p *part, key string) (bool, error) {
+// use adds a kept part and returns true, or false if it is not of these rows or has no groups that are needed.
+func (a *analysis) use(ctx context.Context, k keeper, p *part, key string, grouping bool) (bool, error) {
 	b, err := k.value(ctx, p.name)
 	c := openKept(b)
 	if p.counted = c == nil; err != nil || c == nil {
@@ -469,6 +478,11 @@ func (a *analysis) use(ctx context.Context, k keeper, p *part, key string) (bool
 	if !c.in.OK() || len(c.in.Rest) > 0 {
 		return false, nil
 	}
+	if grouping {
+		if ok, err := a.useGroups(ctx, k, p, b, tallies); err != nil || !ok {
+			return false, err
+		}
+	}
 	if !a.setCarries(after) {
 		return false, nil
 	}
@@ -498,8 +512,16 @@ func (n *counts) add(o *counts) {
 // sweepPart sweeps over a part and keeps the result.
 func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, key string, begin int64, o Options) error {
 	before := a.carries()
+	if a.profile == nil {
+		a.profile = &profiler{}
+		if err := a.profile.begin(ctx, k, a); err != nil {
+			return err
+		}
+	}
+	a.profile.earliest, a.grouping = p.from, true
+	defer func() { a.grouping = o.profile != nil }()
 	return a.aside(p.counted, func() error {
-		if err := a.sweep(ctx, scanned{k}, begin, p.to, o.Deadline); err != nil {
+		if err := a.sweep(ctx, a.scanned(k), begin, p.to, o.Deadline); err != nil {
 			return err
 		}
 		c := newKept()
@@ -523,8 +545,65 @@ func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, key string,
 				return err
 			}
 		}
-		return a.keep(ctx, k, kept.named(), c.closed())
+		b := c.closed()
+		if err := a.keep(ctx, k, p.groupsName(), a.keptGroups(p, b)); err != nil {
+			return err
+		}
+		return a.keep(ctx, k, kept.named(), b)
 	})
+}
+
+// groupsName is the name of the kept groups of a part.
+func (p *part) groupsName() string { return fmt.Sprintf("groups-%016x", uint64(p.from)) }
+
+// keptGroups bounds the groups of all devices after the sweep over a part, and returns what to keep of them.
+func (a *analysis) keptGroups(p *part, part []byte) []byte {
+	c := newKept()
+	of := uint64(crc32.ChecksumIEEE(partBody(part)))
+	scopes := a.scopeSums.of(a.profile.earliest, p.to)
+	c.uint(&of)
+	c.bools(&a.profile.more)
+	c.ints(&a.profile.earliest)
+	c.uint(&scopes)
+	all := map[string]*groups{}
+	for _, d := range a.order {
+		if d.groups != nil {
+			d.groups.bound(d.list.found())
+			all[d.id] = d.groups
+		}
+	}
+	c.allGroups(&all)
+	return c.closed()
+}
+
+// useGroups adds the kept groups of a part to its tallies. It returns false if there are none, or if a scope of
+// the launches has arrived later.
+func (a *analysis) useGroups(ctx context.Context, k keeper, p *part, part []byte, tallies map[string]*tally) (bool, error) {
+	b, err := k.value(ctx, p.groupsName())
+	c := openKept(b)
+	if err != nil || c == nil {
+		return false, err
+	}
+	var of, scopes uint64
+	var more bool
+	var earliest int64
+	c.uint(&of)
+	c.bools(&more)
+	c.ints(&earliest)
+	c.uint(&scopes)
+	if of != uint64(crc32.ChecksumIEEE(partBody(part))) || more != a.profile.more || scopes != a.scopeSums.of(earliest, p.to) {
+		return false, nil
+	}
+	var all map[string]*groups
+	if c.allGroups(&all); !c.in.OK() || len(c.in.Rest) > 0 {
+		return false, nil
+	}
+	for id, g := range all {
+		if t := tallies[id]; t != nil {
+			t.groups = g
+		}
+	}
+	return true, nil
 }
 
 // aside runs a sweep whose tallies begin at 0, and adds them afterwards: to the update unless they are

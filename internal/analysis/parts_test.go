@@ -12,6 +12,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -30,19 +31,25 @@ type keeping struct {
 	// queries counts calls of bins. Full makes keep fail.
 	queries int
 	full    bool
+	ops     int64 // of a part
 	times   int64 // bins returns so many times the operations, 0 is 1
 }
 
 const keepingGrid = 16 * µs
 
 func (r *pages) keeping() *keeping {
-	return &keeping{Source: FromReader(r, "", "s"), rows: r, values: map[string][]byte{}}
+	return &keeping{Source: FromReader(r, "", "s"), rows: r, values: map[string][]byte{}, ops: 20}
 }
 
-func (*keeping) partSize() (ops, grid int64) { return 20, keepingGrid }
+func (k *keeping) partSize() (ops, grid int64) { return k.ops, keepingGrid }
 
 func (k *keeping) names(context.Context) ([]string, error) {
 	return slices.Sorted(maps.Keys(k.values)), nil
+}
+
+// parts returns the names of the kept parts.
+func (k *keeping) parts() []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(k.values)), func(name string) bool { return !strings.HasPrefix(name, "part-") })
 }
 
 func (k *keeping) value(_ context.Context, name string) ([]byte, error) { return k.values[name], nil }
@@ -92,7 +99,7 @@ func hashOf(s *store.SpanRow) uint64 {
 	return fnvOf(fmt.Sprint(s.StartNs, s.EndNs, s.Span.Span, s.Parent, s.Name))
 }
 
-func (k *keeping) scan(ctx context.Context, from, to int64, visit func(*store.OpRow) error) error {
+func (k *keeping) scan(ctx context.Context, from, to int64, _ bool, visit func(*store.OpRow) error) error {
 	return k.Source.Ops(ctx, from, to, func(row *store.OpRow) error {
 		if row.StartNs >= from {
 			k.swept++
@@ -132,7 +139,20 @@ func analysed(t *testing.T, k *keeping, o Options) (r *Result, swept int) {
 	require.NoError(t, err)
 	check(t, r)
 	sameText(t, want.text(t), r.text(t))
-	return r, k.swept
+	swept = k.swept
+	if o == (Options{}) {
+		want, err := NewProfile(t.Context(), k.Source, o)
+		require.NoError(t, err)
+		for range 2 {
+			got, err := NewProfile(t.Context(), k, o)
+			require.NoError(t, err)
+			sameText(t, want.Result.text(t), got.Result.text(t))
+			want.Result, got.Result = nil, nil
+			require.Equal(t, want, got)
+			want.Result = r
+		}
+	}
+	return r, swept
 }
 
 // merge returns the rows of both in order.
@@ -262,16 +282,19 @@ func TestRun_PartsThatOverlap(t *testing.T) {
 	r := train(60, func(p *program, _ int) { kernels(p, 10, 20*µs) }).reader()
 	k := r.keeping()
 	analysed(t, k, Options{})
-	names := slices.Sorted(maps.Keys(k.values))
-	p, ok := parsePart(names[5])
+	parts := k.parts()
+	p, ok := parsePart(parts[5])
 	require.True(t, ok)
 	for _, x := range []part{{from: p.from, to: p.to + keepingGrid, ops: p.ops}, {from: p.to - keepingGrid, to: p.to, ops: 1}, {from: p.from + 1, to: p.to + 1, ops: 1}} {
 		k.values[x.named()] = k.values[p.name]
 	}
+	k.values[(&part{from: p.to - keepingGrid}).groupsName()] = []byte("groups")
+	before := len(k.values)
 	analysed(t, k, Options{From: p.to, To: r.last})
-	assert.Len(t, k.values, len(names)+3, "an interval that begins later")
+	assert.Len(t, k.values, before, "an interval that begins later")
 	analysed(t, k, Options{})
-	assert.Equal(t, names, slices.Sorted(maps.Keys(k.values)))
+	assert.Equal(t, parts, k.parts())
+	assert.LessOrEqual(t, len(k.values), 2*len(parts), "one value of groups for each part")
 }
 
 // TestRun_PartsOfDecades has an operation before the others whose clock was not set.
@@ -387,9 +410,9 @@ func TestKeepParts_EarlyRows(t *testing.T) {
 		_, err := keepParts(t.Context(), k, false)
 		require.NoError(t, err)
 		for name := range k.values {
-			p, ok := parsePart(name)
-			require.True(t, ok, name)
-			end = max(end, p.to)
+			if p, ok := parsePart(name); ok {
+				end = max(end, p.to)
+			}
 		}
 		return end
 	}
@@ -436,7 +459,7 @@ func FuzzPart(f *testing.F) {
 	if _, err := Run(f.Context(), k, Options{}); err != nil {
 		f.Fatal(err)
 	}
-	names := slices.Sorted(maps.Keys(k.values))
+	names := k.parts()
 	original := maps.Clone(k.values)
 	heads := map[string][]byte{}
 	for i, name := range names {
@@ -467,4 +490,95 @@ func FuzzPart(f *testing.F) {
 		}
 		require.NoError(t, err)
 	})
+}
+
+func FuzzGroups(f *testing.F) {
+	k := random(7).keeping()
+	if _, err := NewProfile(f.Context(), k, Options{}); err != nil {
+		f.Fatal(err)
+	}
+	for name, b := range k.values {
+		if !strings.HasPrefix(name, "groups-") {
+			continue
+		}
+		c := openKept(b)
+		var more bool
+		var earliest int64
+		var sums [2]uint64
+		c.uint(&sums[0])
+		c.bools(&more)
+		c.ints(&earliest)
+		c.uint(&sums[1])
+		f.Add(c.in.Rest, 3)
+	}
+	f.Fuzz(func(t *testing.T, b []byte, steps int) {
+		var all map[string]*groups
+		if reading(b).allGroups(&all); len(all) == 0 {
+			return
+		}
+		var sum groups
+		for range 2 {
+			for _, id := range slices.Sorted(maps.Keys(all)) {
+				sum.merge(all[id], max(steps, 0)%maxSteps, 7)
+			}
+		}
+		for kind, groups := range sum.all {
+			require.LessOrEqual(t, len(groups), maxGroups)
+			for _, g := range sum.sorted(kind) {
+				require.LessOrEqual(t, max(len(g.Calls.Cells), len(g.Steps.Cells)), maxCells)
+			}
+		}
+	})
+}
+
+// TestNewProfile_Parts reads groups from kept parts, and operations again if a scope of their launches is late.
+func TestNewProfile_Parts(t *testing.T) {
+	p := train(200, func(p *program, i int) {
+		p.scope("forward", func() {
+			row := p.work(store.OpKernel, "first", 30*µs)
+			row.PlaceRef.Parent = p.span + 1
+		})
+		kernels(p, 9, 20*µs)
+		p.sync()
+	})
+	r := p.reader()
+	i := slices.IndexFunc(r.spans, func(s store.SpanRow) bool { return s.Name == "forward" && s.StartNs > r.last/4 })
+	late := r.spans[i]
+	r.spans = slices.Delete(r.spans, i, i+1)
+	k := r.keeping()
+	profile := func() (p *Profile, swept int) {
+		k.swept = 0
+		p, err := NewProfile(t.Context(), k, Options{})
+		require.NoError(t, err)
+		return p, k.swept
+	}
+	want, swept := profile()
+	assert.Equal(t, len(r.ops), swept)
+	assert.Equal(t, int64(199), find(t, want.Scopes, "forward").Count)
+	got, swept := profile()
+	assert.Equal(t, want, got)
+	assert.Less(t, swept, 40, "the rest of the session")
+	launches := func(p *Profile) (n int64) {
+		for _, c := range find(t, p.Scopes, "forward").Steps.Cells {
+			n += c.Count
+		}
+		return n
+	}
+	assert.Equal(t, int64(199), launches(got))
+
+	r.spans = slices.Insert(r.spans, i, late)
+	got, swept = profile()
+	assert.Equal(t, int64(200), find(t, got.Scopes, "forward").Count)
+	assert.Equal(t, int64(200), launches(got))
+	assert.Less(t, swept, 100, "the part with the launch, and the rest")
+
+	for name := range k.values {
+		if strings.HasPrefix(name, "groups-") {
+			k.values[name] = nil
+		}
+	}
+	_, swept = analysed(t, k, Options{})
+	assert.Less(t, swept, 40, "an analysis needs no groups")
+	_, swept = profile()
+	assert.Less(t, swept, 40, "the comparison in analysed swept over all parts again")
 }

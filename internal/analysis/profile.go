@@ -5,7 +5,9 @@ package analysis
 import (
 	"cmp"
 	"context"
-	"fmt"
+	"encoding/binary"
+	"iter"
+	"maps"
 	"slices"
 	"strings"
 
@@ -17,6 +19,8 @@ const (
 	maxCells = 256
 	// maxGroups bounds the kernels, the shapes and the scopes of a [Profile]. What exceeds it is in none.
 	maxGroups = 2000
+	// partCells bounds the cells that are kept of a part for one device, at about 5 bytes each.
+	partCells = 1 << 16
 )
 
 // Profile is what a comparison needs of a session, without single operations. It is of the device with
@@ -45,7 +49,7 @@ type Group struct {
 	// Count and SumNs are of the launches, or of the instances of a scope. With steps they are of
 	// launches in steps only.
 	Count, SumNs int64
-	// Calls are the durations of consecutive launches, or of instances of a scope.
+	// Calls are the durations of consecutive launches, empty with steps, or of instances of a scope.
 	Calls Series
 	// Steps are launches per step; for scopes, kernels and copies in the scope and below.
 	Steps Series
@@ -85,10 +89,37 @@ func (s *Series) Coarser() Series {
 	return c
 }
 
-// NewProfile reads all operations of a session, also those whose results a store keeps. A session without
-// operations gives a profile without steps and groups.
+// merge adds a series of n repetitions, the first of which is repetition at. A cell that overlaps two cells is
+// divided between them by its repetitions. Cells of one repetition give what add gives.
+func (s *Series) merge(o *Series, at, n int) {
+	s.Size = max(s.Size, 1)
+	for s.Size < o.Size {
+		*s = s.Coarser()
+	}
+	for i, c := range o.Cells {
+		from, to := at+i*o.Size, at+min((i+1)*o.Size, n)
+		if c == (Cell{}) || from >= to {
+			continue
+		}
+		for (to-1)/s.Size >= maxCells {
+			*s = s.Coarser()
+		}
+		if bound := (to - 1) / s.Size * s.Size; bound > from {
+			share := func(v int64) int64 { return int64(float64(v) * float64(bound-from) / float64(to-from)) }
+			before := Cell{share(c.Count), share(c.Ns)}
+			s.add(from, before.Count, before.Ns)
+			c.Count -= before.Count
+			c.Ns -= before.Ns
+		}
+		s.add(to-1, c.Count, c.Ns)
+	}
+}
+
+// NewProfile reads a session. Where a store keeps parts of it, it reads these instead of the operations. The sums
+// are then the same, and cells of more than one repetition can differ by a part of a repetition. A session
+// without operations gives a profile without steps and groups.
 func NewProfile(ctx context.Context, src Source, o Options) (*Profile, error) {
-	o.profile = &profiler{devices: map[*device]*deviceProfile{}}
+	o.profile = &profiler{}
 	result, err := Run(ctx, src, o)
 	if err != nil {
 		return nil, err
@@ -98,14 +129,14 @@ func NewProfile(ctx context.Context, src Source, o Options) (*Profile, error) {
 	return out, nil
 }
 
-// profiler collects the groups of all devices, because the one with the most kernel time is known only
+// profiler adds operations to the groups of all devices, because the one with the most kernel time is known only
 // at the end.
 type profiler struct {
-	a       *analysis // nil if the interval is empty
-	devices map[*device]*deviceProfile
-	scopes  []Scope
-	more    bool // there are others
-	paths   *pathTree
+	a        *analysis // nil if the interval is empty
+	scopes   []Scope
+	more     bool // there are others
+	paths    *pathTree
+	earliest int64 // start of a launch, since the begin of the part
 }
 
 // begin is called when the scopes that decide which ones are steps are known. It reads the others.
@@ -116,6 +147,9 @@ func (p *profiler) begin(ctx context.Context, src Source, a *analysis) (err erro
 			return err
 		}
 	}
+	if p.more {
+		p.scopes = nil // the paths of later operations are unknown
+	}
 	p.paths = newPathTree(p.scopes)
 	return nil
 }
@@ -124,29 +158,21 @@ func (p *profiler) finish(out *Profile) {
 	if p.a == nil {
 		return
 	}
-	if most := p.a.busiest(); most != nil {
-		p.of(most).finish(out, most)
+	if most := p.a.busiest(); most != nil && most.groups != nil {
+		most.groups.finish(out, most)
 	}
 	if out.ManyScopes = p.more; p.more {
-		out.Scopes = nil // the paths of later operations are unknown
+		out.Scopes = nil
 		return
 	}
 	p.scopeCalls(out, p.scopes)
 }
 
-type deviceProfile struct {
-	groups    map[groupKey]*Group
-	sizes     [3]int
-	shapes    map[uint32][2]*Group
-	scopes    map[int32][]*Group // by path, with those above it
-	stepNs    int64
-	outsideNs int64
-}
-
-// groupKey is a group of a kind: a name, a shape or a path.
-type groupKey struct {
-	kind int
-	key  string
+// groups are those of a device in an interval.
+type groups struct {
+	all    [numKinds]map[string]*Group
+	shapes map[uint32][2]*Group // by name and by shape
+	scopes map[int32][]*Group   // by path, with those above it
 }
 
 // Kinds of groups.
@@ -154,48 +180,67 @@ const (
 	ofName = iota
 	ofShape
 	ofPath
+	numKinds
 )
 
-func (p *profiler) of(d *device) *deviceProfile {
-	x := p.devices[d]
-	if x == nil {
-		x = &deviceProfile{groups: map[groupKey]*Group{}, shapes: map[uint32][2]*Group{}, scopes: map[int32][]*Group{}}
-		p.devices[d] = x
+func (g *Group) key(kind int) string {
+	switch kind {
+	case ofName:
+		return g.Name
+	case ofShape:
+		key := append([]byte(g.FullName), 0)
+		for _, list := range [][]int64{g.Grid, g.Block} {
+			key = append(key, byte(len(list)))
+			for _, n := range list {
+				key = binary.AppendVarint(key, n)
+			}
+		}
+		return string(key)
 	}
-	return x
+	return strings.Join(g.Path, "\x00")
 }
 
-// group returns a group, which it makes, or nil if there are too many.
-func (x *deviceProfile) group(kind int, key string, create func() *Group) *Group {
-	k := groupKey{kind, key}
-	g := x.groups[k]
-	if g == nil && x.sizes[kind] < maxGroups {
-		x.sizes[kind]++
-		g = create()
-		x.groups[k] = g
+// group returns the group with the name and key of another one, which it makes, or nil if there are too many.
+func (x *groups) group(kind int, key string, like *Group) *Group {
+	g := x.all[kind][key]
+	if g == nil && len(x.all[kind]) < maxGroups {
+		if x.all[kind] == nil {
+			x.all[kind] = map[string]*Group{}
+		}
+		g = &Group{Name: like.Name, FullName: like.FullName, Grid: slices.Clone(like.Grid), Block: slices.Clone(like.Block), Path: like.Path}
+		x.all[kind][key] = g
 	}
 	return g
 }
 
+// sorted returns the groups of a kind by key.
+func (x *groups) sorted(kind int) iter.Seq2[string, *Group] {
+	return func(yield func(string, *Group) bool) {
+		for _, key := range slices.Sorted(maps.Keys(x.all[kind])) {
+			if !yield(key, x.all[kind][key]) {
+				return
+			}
+		}
+	}
+}
+
 // add adds an operation of a device that has been added to its steps.
 func (p *profiler) add(d *device, row *store.OpRow, w *work) {
-	x := p.of(d)
+	if d.groups == nil {
+		d.groups = &groups{shapes: map[uint32][2]*Group{}, scopes: map[int32][]*Group{}}
+	}
+	if w.launched {
+		p.earliest = min(p.earliest, w.launchStart)
+	}
+	x := d.groups
 	step := d.step()
 	ns := w.end - w.start
-	if row.ShapeRef.Operation == store.OpKernel {
-		if step >= 0 {
-			x.stepNs += ns
-		} else {
-			x.outsideNs += ns
-		}
+	if s := row.ShapeRef; s.Operation == store.OpKernel {
 		pair, ok := x.shapes[row.Shape]
 		if !ok {
-			s := row.ShapeRef
-			pair[0] = x.group(ofName, s.Name, func() *Group { return &Group{Name: s.Name} })
-			full := cmp.Or(s.FullName, s.Name)
-			pair[1] = x.group(ofShape, fmt.Sprint(full, "\x00", s.Grid, s.Block), func() *Group {
-				return &Group{Name: s.Name, FullName: full, Grid: slices.Clone(s.Grid), Block: slices.Clone(s.Block)}
-			})
+			like := &Group{Name: s.Name, FullName: cmp.Or(s.FullName, s.Name), Grid: s.Grid, Block: s.Block}
+			pair[0] = x.group(ofName, s.Name, &Group{Name: s.Name})
+			pair[1] = x.group(ofShape, like.key(ofShape), like)
 			if len(x.shapes) < maxShapes {
 				x.shapes[row.Shape] = pair
 			}
@@ -204,7 +249,9 @@ func (p *profiler) add(d *device, row *store.OpRow, w *work) {
 			if g == nil {
 				continue
 			}
-			g.Calls.add(int(g.Count), 1, ns)
+			if !d.list.found() {
+				g.Calls.add(int(g.Count), 1, ns)
+			}
 			g.Count++
 			g.SumNs += ns
 			if step >= 0 {
@@ -212,21 +259,25 @@ func (p *profiler) add(d *device, row *store.OpRow, w *work) {
 			}
 		}
 	}
-	path := p.paths.of(&row.PlaceRef)
-	if path == 0 || step < 0 {
+	if p.more || step < 0 {
 		return
 	}
-	groups, ok := x.scopes[path]
+	path := p.paths.of(&row.PlaceRef)
+	if path == 0 {
+		return
+	}
+	list, ok := x.scopes[path]
 	if !ok {
 		for i := path; i != 0; i = p.paths.all[i].parent {
 			names := p.paths.names(i)
-			if g := x.group(ofPath, strings.Join(names, "\x00"), func() *Group { return &Group{Name: names[len(names)-1], Path: names} }); g != nil {
-				groups = append(groups, g)
+			like := &Group{Name: names[len(names)-1], Path: names}
+			if g := x.group(ofPath, like.key(ofPath), like); g != nil {
+				list = append(list, g)
 			}
 		}
-		x.scopes[path] = groups
+		x.scopes[path] = list
 	}
-	for _, g := range groups {
+	for _, g := range list {
 		g.Steps.add(step, 1, ns)
 	}
 }
@@ -239,38 +290,72 @@ func (d *device) step() int {
 	return len(d.list.list)
 }
 
-// finish moves the groups to the profile.
-func (x *deviceProfile) finish(out *Profile, d *device) {
-	steps := d.list.found()
-	out.KernelNs = x.outsideNs + x.stepNs
-	if steps {
-		out.KernelNs = x.stepNs
-		for i := range d.list.list {
-			out.Steps = append(out.Steps, d.list.list[i].StepValues)
+// bound makes the cells of a part larger until there are at most partCells. Without the calls if there are steps,
+// with which they are not needed.
+func (x *groups) bound(steps bool) {
+	for cells, size := partCells+1, 1; cells > partCells; size *= 2 {
+		cells = 0
+		for kind := range x.all {
+			for _, g := range x.all[kind] {
+				if steps {
+					g.Calls = Series{}
+				}
+				for _, s := range []*Series{&g.Calls, &g.Steps} {
+					if s.Size < size && len(s.Cells) > 0 {
+						*s = s.Coarser()
+					}
+					cells += len(s.Cells)
+				}
+			}
 		}
 	}
-	for k, g := range x.groups {
-		g.Steps.Size = max(g.Steps.Size, 1)
-		switch {
-		case !steps:
-			g.Steps = Series{Size: 1}
-		case k.kind != ofPath:
-			g.Count, g.SumNs = 0, 0
-			for _, c := range g.Steps.Cells {
-				g.Count += c.Count
-				g.SumNs += c.Ns
-			}
-			if g.Count == 0 { // before the first step, or after the last
+}
+
+// merge adds the groups of the interval that follows, which has a number of steps. Its first one is step at.
+func (x *groups) merge(o *groups, at, steps int) {
+	for kind := range o.all {
+		for key, g := range o.sorted(kind) {
+			to := x.group(kind, key, g)
+			if to == nil {
 				continue
 			}
+			to.Calls.merge(&g.Calls, int(to.Count), int(g.Count))
+			to.Steps.merge(&g.Steps, at, min(steps, maxSteps-at))
+			to.Count += g.Count
+			to.SumNs += g.SumNs
 		}
-		switch k.kind {
-		case ofName:
-			out.Kernels = append(out.Kernels, g)
-		case ofShape:
-			out.Shapes = append(out.Shapes, g)
-		case ofPath:
-			out.Scopes = append(out.Scopes, g)
+	}
+}
+
+// finish moves the groups to the profile.
+func (x *groups) finish(out *Profile, d *device) {
+	steps := d.list.found()
+	out.KernelNs = d.kernelNs
+	if steps {
+		out.KernelNs = 0
+		for i := range d.list.list {
+			out.Steps = append(out.Steps, d.list.list[i].StepValues)
+			out.KernelNs += d.list.list[i].KernelNs
+		}
+	}
+	for kind, to := range []*[]*Group{&out.Kernels, &out.Shapes, &out.Scopes} {
+		for _, g := range x.sorted(kind) {
+			g.Steps.Size = max(g.Steps.Size, 1)
+			switch {
+			case !steps:
+				g.Steps = Series{Size: 1}
+			case kind != ofPath:
+				g.Calls = Series{}
+				g.Count, g.SumNs = 0, 0
+				for _, c := range g.Steps.Cells {
+					g.Count += c.Count
+					g.SumNs += c.Ns
+				}
+				if g.Count == 0 { // before the first step, or after the last
+					continue
+				}
+			}
+			*to = append(*to, g)
 		}
 	}
 }

@@ -36,6 +36,65 @@ func TestSeries(t *testing.T) {
 	assert.Equal(t, Cell{1, 5}, s.Cells[128])
 }
 
+// TestSeries_Merge merges series of parts and compares with one series of all repetitions.
+func TestSeries_Merge(t *testing.T) {
+	for name, c := range map[string]struct {
+		parts []int
+		size  int // of all
+		delta float64
+	}{
+		"one":                      {[]int{200}, 1, 0},
+		"single repetitions":       {[]int{100, 250, 7, 256, 1, 40}, 4, 0},
+		"larger cells":             {[]int{1500, 100, 2000, 3001}, 32, 0.2},
+		"larger cells than before": {[]int{3, 3000}, 16, 0.2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var want, got Series
+			at := 0
+			for _, n := range c.parts {
+				var part Series
+				for i := range n {
+					ns := int64(1000 + (at+i)*(at+i)%89)
+					want.add(at+i, 3, ns)
+					part.add(i, 3, ns)
+				}
+				got.merge(&part, at, n)
+				at += n
+			}
+			require.Equal(t, c.size, got.Size)
+			require.Equal(t, want.Size, got.Size)
+			require.Len(t, got.Cells, len(want.Cells))
+			var sums [2]Cell
+			for i := range want.Cells {
+				for side, x := range []Cell{want.Cells[i], got.Cells[i]} {
+					sums[side].Count += x.Count
+					sums[side].Ns += x.Ns
+				}
+				assert.InDelta(t, want.Cells[i].Count, got.Cells[i].Count, 1)
+				assert.InDelta(t, want.Cells[i].Ns, got.Cells[i].Ns, 1000*c.delta, "cell %d", i)
+			}
+			assert.Equal(t, sums[0], sums[1])
+		})
+	}
+}
+
+func TestGroups_Bound(t *testing.T) {
+	var x groups
+	for i := range 1000 {
+		g := x.group(ofName, string(rune('a'+i)), &Group{})
+		for j := range 250 {
+			g.Steps.add(j, 1, 7)
+			g.Calls.add(j, 1, 7)
+		}
+	}
+	x.bound(true)
+	g := x.all[ofName]["b"]
+	assert.Empty(t, g.Calls.Cells)
+	assert.Equal(t, 4, g.Steps.Size)
+	assert.Equal(t, Cell{4, 28}, g.Steps.Cells[61])
+	assert.Equal(t, Cell{2, 14}, g.Steps.Cells[62])
+}
+
 func profileOf(t *testing.T, r *pages) *Profile {
 	t.Helper()
 	p, err := NewProfile(t.Context(), FromReader(r, "", "s"), Options{})

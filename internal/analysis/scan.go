@@ -34,8 +34,10 @@ func (s *scanReader) query(from, to int64) store.ScanQuery {
 	return store.ScanQuery{Project: s.project, Session: s.session, From: from, To: to, Overlapping: true}
 }
 
-func (s *scanReader) scan(ctx context.Context, from, to int64, visit func(*store.OpRow) error) error {
-	return s.store.ScanOps(ctx, s.query(from, to), visit)
+func (s *scanReader) scan(ctx context.Context, from, to int64, places bool, visit func(*store.OpRow) error) error {
+	q := s.query(from, to)
+	q.Places = places
+	return s.store.ScanOps(ctx, q, visit)
 }
 
 func (s *scanReader) Scopes(ctx context.Context, from, to int64, n int) (list []Scope, more bool, err error) {

@@ -95,7 +95,8 @@ type Reader interface {
 	// then by device.
 	Gaps(ctx context.Context, q GapQuery) (Gaps, error)
 	// Busy returns for each interval of the query how long a kernel ran in it: the union of the kernels
-	// of a device, summed over the devices. An interval that is empty or ends before it starts has 0.
+	// of a device, summed over the devices. With Idle it returns the sum of the parts of gaps in the
+	// interval, see Gap. An interval that is empty or ends before it starts has 0.
 	Busy(ctx context.Context, q BusyQuery) ([]int64, error)
 	// Samples returns sums of samples, by kind, kernel, function, file, line, PC and what, then by path
 	// as in Scopes.
@@ -497,11 +498,12 @@ type Gap struct {
 	AfterShape              uint32
 }
 
-// BusyQuery asks how long devices were busy. See Gap for devices and kernels.
+// BusyQuery asks how long devices were busy, or idle. See Gap for devices and kernels.
 type BusyQuery struct {
 	Project, Session string
 	// Device is Lane.Device; "" sums all devices.
 	Device string
+	Idle   bool
 	// Intervals are at most MaxIntervals. Their bounds are from 0 to MaxTimeNs. They may overlap, in any
 	// order.
 	Intervals []Interval

@@ -28,7 +28,7 @@ func Bounds(q *store.BusyQuery) ([]int64, error) {
 	return slices.Compact(times), nil
 }
 
-// Busy returns the answer to a [store.BusyQuery]. Before has the busy time before each of the bounds.
+// Busy returns the answer to a [store.BusyQuery]. Before has the busy or idle time before each of the bounds.
 func Busy(q *store.BusyQuery, before map[int64]int64) []int64 {
 	out := make([]int64, len(q.Intervals))
 	for n, i := range q.Intervals {

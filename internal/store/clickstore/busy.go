@@ -24,7 +24,7 @@ func (s *Store) Busy(ctx context.Context, q store.BusyQuery) ([]int64, error) {
 		before := map[int64]int64{}
 		// The text of a query has at most 256 KiB.
 		for times := range slices.Chunk(bounds, 10_000) {
-			if err := v.busyBefore(ctx, q.Device, times, before); err != nil {
+			if err := v.busyBefore(ctx, &q, times, before); err != nil {
 				return nil, err
 			}
 		}
@@ -32,16 +32,22 @@ func (s *Store) Busy(ctx context.Context, q store.BusyQuery) ([]int64, error) {
 	})
 }
 
-// busyBefore finds how long a kernel ran on the devices before each of some times. Without the gaps in
-// between, it is the time from the first kernel of a device to the latest end.
-func (v *view) busyBefore(ctx context.Context, device string, times []int64, before map[int64]int64) error {
+// busyBefore finds how long a kernel ran on the devices before each of some times, or how long their gaps are
+// before these times. Without the gaps in between, a device is busy from its first kernel to the latest end.
+func (v *view) busyBefore(ctx context.Context, q *store.BusyQuery, times []int64, before map[int64]int64) error {
 	f := v.filter()
-	f.add("Operation = 1 AND StartNs < ?", times[len(times)-1])
+	f.add("Operation = 1")
+	sum := "least(d.t, y.reach) - y.begin - y.idle"
+	if q.Idle {
+		sum = "y.idle + greatest(least(d.t, y.last) - y.reach, 0)"
+	} else {
+		f.add("StartNs < ?", times[len(times)-1])
+	}
 	args := append(f.args, v.key.project, v.key.session)
 	where := ""
-	if device != "" {
+	if q.Device != "" {
 		where = " WHERE l.Device = ?"
-		args = append(args, device)
+		args = append(args, q.Device)
 	}
 	var list strings.Builder
 	for i, t := range times {
@@ -56,10 +62,11 @@ func (v *view) busyBefore(ctx context.Context, device string, times []int64, bef
 		(SELECT Key, any(Device) AS Device FROM gpu_lanes WHERE Project = ? AND Session = ? GROUP BY Key) AS l ON l.Key = o.Lane` + where + `
 		GROUP BY device, s),
 		x AS (SELECT device, s, max(e) OVER (` + rows + `CURRENT ROW) AS reach, max(e) OVER (` + rows + `1 PRECEDING) AS past,
-		count() OVER (` + rows + `1 PRECEDING) AS n, min(s) OVER (` + rows + `CURRENT ROW) AS begin FROM k),
-		y AS (SELECT device, s, reach, begin, sum(if(n > 0, greatest(s - past, 0), 0)) OVER (` + rows + `CURRENT ROW) AS idle FROM x),
+		count() OVER (` + rows + `1 PRECEDING) AS n, min(s) OVER (` + rows + `CURRENT ROW) AS begin,
+		max(e) OVER (PARTITION BY device) AS last FROM k),
+		y AS (SELECT device, s, reach, begin, last, sum(if(n > 0, greatest(s - past, 0), 0)) OVER (` + rows + `CURRENT ROW) AS idle FROM x),
 		d AS (SELECT arrayJoin(CAST([` + list.String() + `] AS Array(Int64))) AS t, device FROM (SELECT DISTINCT device FROM k))
-		SELECT d.t, sum(least(d.t, y.reach) - y.begin - y.idle) FROM d ASOF INNER JOIN y ON y.device = d.device AND d.t > y.s GROUP BY d.t`
+		SELECT d.t, sum(` + sum + `) FROM d ASOF INNER JOIN y ON y.device = d.device AND d.t > y.s GROUP BY d.t`
 	return v.s.each(ctx, query, args, func(r driver.Rows) error {
 		var t, busy int64
 		err := r.Scan(&t, &busy)

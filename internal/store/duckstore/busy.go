@@ -20,7 +20,7 @@ func (s *Store) Busy(ctx context.Context, q store.BusyQuery) ([]int64, error) {
 		bounds, err := answer.Bounds(&q)
 		before := map[int64]int64{}
 		if err == nil && len(bounds) > 0 {
-			err = v.busyBefore(ctx, q.Device, bounds, before)
+			err = v.busyBefore(ctx, &q, bounds, before)
 		}
 		return answer.Busy(&q, before), err
 	})
@@ -33,11 +33,12 @@ type busyState struct{ first, idle, reach int64 }
 // maxBusyBins is the number of bins whose kernels one query of busyBefore sorts.
 const maxBusyBins = 512
 
-// busyBefore finds how long a kernel ran on the devices before each of some times, which ascend. A device
-// was busy from its first kernel to the latest end, except in the gaps between. The bins of gap_bins have
-// these sums at their start. So it reads the kernels of the bins of the times, and those that gap_bins
-// does not have yet, in the order of their start.
-func (v *view) busyBefore(ctx context.Context, device string, times []int64, before map[int64]int64) error {
+// busyBefore finds how long a kernel ran on the devices before each of some times, which ascend, or how long
+// their gaps are before these times. A device was busy from its first kernel to the latest end, except in the
+// gaps between. The bins of gap_bins have these sums at their start. So it reads the kernels of the bins of
+// the times, and those that gap_bins does not have yet, in the order of their start.
+func (v *view) busyBefore(ctx context.Context, q *store.BusyQuery, times []int64, before map[int64]int64) error {
+	device := q.Device
 	tx, err := v.s.db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
@@ -64,6 +65,12 @@ func (v *view) busyBefore(ctx context.Context, device string, times []int64, bef
 	if err != nil {
 		return err
 	}
+	var ends map[string]int64
+	if q.Idle {
+		if ends, err = v.busyEnds(each, tail); err != nil {
+			return err
+		}
+	}
 	next, bin := 0, int64(-1)
 	var states map[string]busyState
 	enter := func(b int64) {
@@ -82,8 +89,12 @@ func (v *view) busyBefore(ctx context.Context, device string, times []int64, bef
 				return
 			}
 			enter(binOf(t))
-			for _, x := range states {
-				before[t] += min(t, x.reach) - x.first - x.idle
+			for name, x := range states {
+				if q.Idle {
+					before[t] += x.idle + max(min(t, ends[name])-x.reach, 0)
+				} else {
+					before[t] += min(t, x.reach) - x.first - x.idle
+				}
 			}
 		}
 	}
@@ -137,6 +148,20 @@ func (v *view) busyDevices(each eachFunc, device string) (map[uint32]string, err
 		out[id] = name
 		return err
 	}, device)
+}
+
+// busyEnds returns the latest end of the kernels of each device. Tail is the first bin that gap_bins does not
+// have.
+func (v *view) busyEnds(each eachFunc, tail int64) (map[string]int64, error) {
+	out := map[string]int64{}
+	kernels := v.kernelsSQL(rangesSQL([][2]int64{{tail << gapLevel, math.MaxInt64}}))
+	return out, each("SELECT device, max(e) FROM (SELECT device, reach_ns AS e FROM {gap_bins} UNION ALL SELECT device, e FROM ("+kernels+")) GROUP BY 1", func(r *sql.Rows) error {
+		var device string
+		var end int64
+		err := r.Scan(&device, &end)
+		out[device] = end
+		return err
+	})
 }
 
 // busyStarts returns the states of the devices at the starts of bins. Devices without a kernel before are

@@ -23,7 +23,7 @@ import (
 type Config struct {
 	// Directory has all files. The store creates it with mode 0700.
 	Directory string
-	// MemoryLimit is DuckDB's memory_limit in bytes, 384 MiB by default. The process uses up to
+	// MemoryLimit is DuckDB's memory_limit in bytes, 256 MiB by default. The process uses up to
 	// three times as much.
 	MemoryLimit int64
 	// TempLimit is the largest size of temporary files in bytes, 4 GiB by default.
@@ -71,7 +71,7 @@ func (c *Config) defaults() {
 			*p = v
 		}
 	}
-	set(&c.MemoryLimit, 384<<20)
+	set(&c.MemoryLimit, 256<<20)
 	set(&c.TempLimit, 4<<30)
 	set(&c.SegmentOps, 32_000_000)
 	if c.Threads <= 0 {

@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
+	"math"
 	"strconv"
 	"strings"
 
@@ -358,7 +359,7 @@ func (w wrapped) Scan(src any) error {
 var mergeTables = [...]struct{ table, query string }{
 	{"lod", "SELECT level, bin, lane, sum(c)::BIGINT, " + signed("busy") + ", coalesce(top.d, 0), coalesce(top.shape, 0), " +
 		"coalesce(top.k, 0), coalesce(top.s, 0) FROM (SELECT level, bin, lane, sum(n) AS c, sum(busy_ns) AS busy, " + topSQL +
-		" AS top FROM {lod} GROUP BY 1, 2, 3) GROUP BY ALL ORDER BY level, lane, bin"},
+		" AS top FROM {slice} GROUP BY 1, 2, 3) GROUP BY ALL ORDER BY level, lane, bin"},
 	{"stats", "SELECT site, shape, lane, bucket, sum(n)::BIGINT, " + signed("sum_ns") + ", max(max_ns), " + signed("queue_ns") + ", " +
 		signed("bytes") + ", chain FROM {placed} GROUP BY site, shape, lane, bucket, chain"},
 	// The instances of a path are in few blocks.
@@ -406,10 +407,16 @@ func (s *Store) mergeRollups(ctx context.Context, sess *session, seg *segment, a
 			}
 			query = strings.ReplaceAll(query, "{placed}", table)
 		}
-		if err := s.mergeTable(ctx, seg.alias+"."+m.table, v.tables(query)); err != nil {
+		var err error
+		if m.table == "lod" {
+			err = s.mergeLod(ctx, seg, query)
+		} else {
+			err = s.mergeTable(ctx, seg.alias+"."+m.table, v.tables(query), "")
+		}
+		if err != nil {
 			return err
 		}
-		err := s.each(ctx, "SELECT count(*) FROM "+seg.alias+"."+m.table, nil, func(r *sql.Rows) error { return r.Scan(&seg.partial[i]) })
+		err = s.each(ctx, "SELECT count(*) FROM "+seg.alias+"."+m.table, nil, func(r *sql.Rows) error { return r.Scan(&seg.partial[i]) })
 		if err != nil {
 			return err
 		}
@@ -432,8 +439,44 @@ func (s *Store) mergeRollups(ctx context.Context, sess *session, seg *segment, a
 	return nil
 }
 
-// mergeTable replaces the rows of a table by those of a query.
-func (s *Store) mergeTable(ctx context.Context, table, query string) error {
+// mergeLod merges the bins of lod that have new rows, in slices of some 2*maxPartial rows: topSQL needs about
+// 200 bytes for a row, which DuckDB keeps in memory.
+func (s *Store) mergeLod(ctx context.Context, seg *segment, query string) error {
+	table := seg.alias + ".lod"
+	for _, level := range store.Levels {
+		var slices []string
+		from, to, rows := seg.lodFrom>>level, int64(0), int64(0)
+		end := func() {
+			if rows > 0 {
+				slices = append(slices, fmt.Sprintf("level = %d AND bin BETWEEN %d AND %d", level, from, to))
+			}
+			from, rows = to+1, 0
+		}
+		err := s.each(ctx, fmt.Sprintf("SELECT bin, count(*) FROM %s WHERE level = %d AND bin >= %d GROUP BY 1 ORDER BY 1", table, level, from), nil,
+			func(r *sql.Rows) error {
+				var n int64
+				err := r.Scan(&to, &n)
+				if rows += n; rows >= int64(2*s.maxPartial) {
+					end()
+				}
+				return err
+			})
+		end()
+		for _, where := range slices {
+			if err == nil {
+				err = s.mergeTable(ctx, table, strings.ReplaceAll(query, "{slice}", table+" WHERE "+where), " AND "+where)
+			}
+		}
+		if err != nil {
+			return err
+		}
+	}
+	seg.lodFrom = math.MaxInt64
+	return nil
+}
+
+// mergeTable replaces the rows of a table that meet a condition by those of a query.
+func (s *Store) mergeTable(ctx context.Context, table, query, where string) error {
 	tx, err := s.begin(ctx)
 	if err != nil {
 		return err
@@ -444,7 +487,7 @@ func (s *Store) mergeTable(ctx context.Context, table, query string) error {
 	if err = tx.QueryRowContext(ctx, "SELECT coalesce(max(rowid), -1) FROM "+table).Scan(&last); err != nil {
 		return err
 	}
-	for _, q := range []string{"INSERT INTO " + table + " " + query, fmt.Sprintf("DELETE FROM %s WHERE rowid <= %d", table, last)} {
+	for _, q := range []string{"INSERT INTO " + table + " " + query, fmt.Sprintf("DELETE FROM %s WHERE rowid <= %d%s", table, last, where)} {
 		if _, err = tx.ExecContext(ctx, q); err != nil {
 			return err
 		}

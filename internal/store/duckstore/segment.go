@@ -39,6 +39,8 @@ type segment struct {
 	known   *[len(dictTables)]map[uint32]struct{} // dictionary entries in the file; nil if not loaded
 	// The numbers of rollup rows, and those after the last merge.
 	partial, merged mergeCounts
+	// The rows of lod before this time are merged. It is 0 if unknown.
+	lodFrom int64
 	// The last bin in gap_bins, -1 for none, and the number of operations when it was found.
 	gapBin, gapOps int64
 	gapTail        gapTailKernels

@@ -426,6 +426,11 @@ func (s *Store) writeSegment(ctx context.Context, sess *session, seg *segment, r
 	for i, n := range w.rollup.rows() {
 		seg.partial[i] += n
 	}
+	for k := range w.rollup.lod {
+		if k.level == store.Levels[0] {
+			seg.lodFrom = min(seg.lodFrom, k.bin<<k.level)
+		}
+	}
 	w.keepGaps()
 	for t := range w.traces {
 		seg.traces.add(t)

@@ -720,17 +720,21 @@ func (m *Memory) Busy(ctx context.Context, q store.BusyQuery) ([]int64, error) {
 		if i.From < 0 || i.To < 0 || i.From > store.MaxTimeNs || i.To > store.MaxTimeNs || len(q.Intervals) > store.MaxIntervals {
 			return nil, fmt.Errorf("busy: %w", store.ErrInvalid)
 		}
-		covered := map[string]int64{} // by device, up to when kernels are counted
+		covered := map[string]int64{} // by device, the latest end of its kernels
 		for _, o := range s.sortedOps() {
 			device := o.LaneRef.Device
 			if o.ShapeRef.Operation != store.OpKernel || q.Device != "" && q.Device != device {
 				continue
 			}
-			from, to := max(o.StartNs, i.From, covered[device]), min(end(o.StartNs, o.EndNs), i.To)
-			if from < to {
-				out[n] += to - from
-				covered[device] = to
+			last, later := covered[device]
+			from, to := max(o.StartNs, i.From, last), min(end(o.StartNs, o.EndNs), i.To)
+			if q.Idle {
+				from, to = max(last, i.From), min(o.StartNs, i.To)
 			}
+			if from < to && (later || !q.Idle) {
+				out[n] += to - from
+			}
+			covered[device] = max(last, end(o.StartNs, o.EndNs))
 		}
 	}
 	return out, nil

@@ -69,6 +69,39 @@ func TestMemory_Gaps(t *testing.T) {
 	assert.Equal(t, "b", got.Longest[0].Device)
 }
 
+func TestMemory_Busy(t *testing.T) {
+	m := written(t, []kernel{
+		{start: 10, end: 100, span: 1, lane: 1},
+		{start: 20, end: 50, span: 2, lane: 2},
+		{start: 130, end: 140, span: 3, lane: 2},
+		{start: 40, end: 50, span: 4, lane: 3}, {start: 300, end: 301, span: 5, lane: 3}, // of another device
+	}, nil)
+	for _, x := range []struct {
+		name       string
+		from, to   int64
+		device     string
+		busy, idle int64
+	}{
+		{"all", 0, 1000, "a", 100, 30},
+		{"both devices", 0, 1000, "", 111, 280},
+		{"before the first kernel", 0, 15, "a", 5, 0},
+		{"inside a kernel", 30, 60, "a", 30, 0},
+		{"part of a gap", 90, 120, "a", 10, 20},
+		{"inside a gap", 110, 120, "a", 0, 10},
+		{"after the last kernel", 135, 500, "a", 5, 0},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			q := store.BusyQuery{Session: "s", Device: x.device, Intervals: []store.Interval{{From: x.from * us, To: x.to * us}}}
+			busy, err := m.Busy(t.Context(), q)
+			require.NoError(t, err)
+			q.Idle = true
+			idle, err := m.Busy(t.Context(), q)
+			require.NoError(t, err)
+			assert.Equal(t, [][]int64{{x.busy * us}, {x.idle * us}}, [][]int64{busy, idle})
+		})
+	}
+}
+
 func TestMemory_Scopes(t *testing.T) {
 	spans := []store.Span{
 		{StartNs: 1, EndNs: 900, Span: 1, Name: "session", Operation: "session"},

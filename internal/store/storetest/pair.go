@@ -495,9 +495,11 @@ func (p *pair) compareBusy(id sessionID, i interval) {
 		q.Intervals = append(q.Intervals, store.Interval{From: p.StartNs, To: p.EndNs})
 	}
 	for _, q.Device = range ask(p, []string{"", "GPU-1", "absent"}) {
-		want, wantErr := p.want.Busy(p.Context(), q)
-		got, gotErr := p.got.Busy(p.Context(), q)
-		p.same("Busy", q, got, want, gotErr, wantErr)
+		for _, q.Idle = range ask(p, []bool{false, true}) {
+			want, wantErr := p.want.Busy(p.Context(), q)
+			got, gotErr := p.got.Busy(p.Context(), q)
+			p.same("Busy", q, got, want, gotErr, wantErr)
+		}
 	}
 }
 

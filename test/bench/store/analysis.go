@@ -6,15 +6,38 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/analysis"
+	"github.com/gpuflight/gpuflight/internal/analysis/compare"
 	"github.com/gpuflight/gpuflight/internal/store"
 )
 
 // analysisRounds is the number of times that each analysis runs, in a store that has just been opened.
 const analysisRounds = 5
+
+// diff compares the session with itself, which reads as much as two sessions of its size.
+func diff(ctx context.Context, s store.Store) error {
+	var sides [2]*analysis.Profile
+	var errs [2]error
+	var both sync.WaitGroup
+	for i := range sides {
+		both.Go(func() {
+			sides[i], errs[i] = analysis.NewProfile(ctx, analysis.FromReader(s, "", session), analysis.Options{})
+		})
+	}
+	both.Wait()
+	if err := errors.Join(errs[:]...); err != nil {
+		return err
+	}
+	if c := compare.Sessions(sides[0], sides[1]); c.Verdict != compare.Same || len(c.Kernels) == 0 {
+		return fmt.Errorf("a session differs from itself: %s", c.Text)
+	}
+	return nil
+}
 
 // analyse measures analyses: the first one of the session, which keeps its parts, and later ones of the
 // session and of intervals.
@@ -58,6 +81,12 @@ func analyse(ctx context.Context, with func(func(store.Store) error) error) erro
 				_, err = whole(s, o)
 				t.add(name, time.Since(begin))
 				used.add(name, processorTime()-cpu)
+			}
+			if err == nil {
+				begin, cpu := time.Now(), processorTime()
+				err = diff(ctx, s)
+				t.add("comparison", time.Since(begin))
+				used.add("comparison", processorTime()-cpu)
 			}
 			return err
 		})

@@ -107,7 +107,7 @@ func run(phases []string, kernels, peers int64, launcher, work string) (err erro
 	if peers == 0 {
 		return nil
 	}
-	return compare(work, launcher, peers)
+	return comparePeers(work, launcher, peers)
 }
 
 // decode measures the way from OTLP bytes to committed rows.

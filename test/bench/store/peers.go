@@ -56,8 +56,8 @@ type column struct {
 	spans, kernels int64
 }
 
-// compare loads the same spans into our store and two other schemas and asks the same questions.
-func compare(work, launcher string, kernels int64) error {
+// comparePeers loads the same spans into our store and two other schemas and asks the same questions.
+func comparePeers(work, launcher string, kernels int64) error {
 	ctx := context.Background()
 	if _, err := os.Stat(launcher); err != nil {
 		return fmt.Errorf("%w (make .tools/chdb/chdb)", err)

@@ -1148,6 +1148,8 @@ export interface components {
             total: components["schemas"]["DeviceSums"];
             /** @description Taken in this path or below it; absent if there are none */
             samples?: components["schemas"]["SampleSums"];
+            /** @description Sum of that of the instances. Absent unless all of them are among the 10,000 longest scopes, or fewer if the session has more than 500,000 kernels */
+            idle_ns?: components["schemas"]["Ns"];
         };
         Scopes: {
             nodes: components["schemas"]["ScopeNode"][];
@@ -2421,7 +2423,10 @@ export interface operations {
     };
     getScopes: {
         parameters: {
-            query?: never;
+            query?: {
+                /** @description Adds `idle_ns` to nodes with few instances */
+                idle?: boolean;
+            };
             header?: never;
             path: {
                 /** @description service.instance.id */
@@ -2456,7 +2461,7 @@ export interface operations {
                 sort?: "start" | "wall" | "device" | "queue";
                 /** @description Exact name */
                 name?: string;
-                /** @description Adds `idle_ns`; `limit` is then at most 100 */
+                /** @description Adds `idle_ns` to the first instances, as many as the store can sum in about 0.1 s */
                 idle?: boolean;
                 limit?: number;
             };

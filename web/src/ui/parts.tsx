@@ -138,6 +138,7 @@ export type Made =
   | "kernels"
   | "ns"
   | "queue"
+  | "idle"
   | "bytes"
   | "samples"
   | "max"
@@ -166,6 +167,7 @@ export const num = (made: Made, value: number, of?: string) => ({
 export const row = (v: {
   ns?: number;
   queue?: number;
+  idle?: number;
   bytes?: number;
   kernels?: number;
   records?: number;

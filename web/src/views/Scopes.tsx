@@ -38,7 +38,7 @@ export function Scopes() {
   const search = useSearch({ from: "/sessions/$session/scopes" });
   const navigate = useNavigate({ from: "/sessions/$session/scopes" });
   const [closed, setClosed] = useState<ReadonlySet<number>>(new Set());
-  const q = useGet("/sessions/{session}/scopes", { session: session.id }, {}, { every: session.every });
+  const q = useGet("/sessions/{session}/scopes", { session: session.id }, { idle: true }, { every: session.every });
   const nodes = useMemo(() => byKernelTime(q.data?.nodes ?? []), [q.data]);
   const rows = useMemo(() => visibleNodes(nodes, search.q ?? "", closed), [nodes, search.q, closed]);
   const parents = useMemo(() => new Set(nodes.filter((n) => n.path !== 0).map((n) => n.parent)), [nodes]);
@@ -91,6 +91,7 @@ export function Scopes() {
               <th scope="col" className={ui.right} title="Launched directly, not in a scope below">
                 Self
               </th>
+              <IdleHead />
               <th scope="col" className={`${ui.right} ${ui.wide}`} title="Sum of the times from launch to start">
                 Queued
               </th>
@@ -206,6 +207,24 @@ export function Scopes() {
                     {duration(n.self.kernel_ns)}
                   </Link>
                 </td>
+                <td className={ui.right}>
+                  {n.idle_ns !== undefined ? (
+                    <Link
+                      to="."
+                      search={((o: Record<string, unknown>) => ({ ...o, path: n.path, name: undefined })) as never}
+                      {...num("idle", n.idle_ns)}
+                      title={exactDuration(n.idle_ns)}
+                    >
+                      {duration(n.idle_ns)}
+                    </Link>
+                  ) : (
+                    n.instances > 0 && (
+                      <span className={ui.muted} title="Too many instances to sum; the list of instances has it">
+                        –
+                      </span>
+                    )
+                  )}
+                </td>
                 <td className={`${ui.right} ${ui.wide}`}>
                   {n.total.queue_ns ? (
                     <Link
@@ -246,6 +265,16 @@ export function Scopes() {
     </div>
   );
 }
+
+const IdleHead = () => (
+  <th
+    scope="col"
+    className={ui.right}
+    title="While the scope was open: time between two kernels in which the device ran none, summed over the devices"
+  >
+    Idle
+  </th>
+);
 
 /** Sampled says what samples and counters of a scope show, each with a link to the functions that have them. */
 function Sampled({ node }: { node: Node }) {
@@ -297,8 +326,6 @@ function Sampled({ node }: { node: Node }) {
   );
 }
 
-const pageSize = 50;
-
 function Instances({ node }: { node: Node }) {
   const session = useSession();
   const search = useSearch({ from: "/sessions/$session/scopes" });
@@ -307,15 +334,8 @@ function Instances({ node }: { node: Node }) {
   const path = "/sessions/{session}/scopes/{path}/instances";
   const params = { session: session.id, path: node.path };
   const name = search.name || undefined;
-  const all = useGet(path, params, { base: session.base, sort, limit: 200, name }, { every: session.every });
-  // Idle time takes a query per instance, so only the first rows have it, and they come later.
-  const idle = useGet(
-    path,
-    params,
-    { base: session.base, sort, limit: pageSize, idle: true, name },
-    { every: session.every },
-  );
-  const idleOf = new Map(idle.data?.instances.map((i) => [`${i.span}${i.start}`, i.idle_ns]));
+  const query = { base: session.base, sort, limit: 200, idle: true, name };
+  const all = useGet(path, params, query, { every: session.every });
   const extent = { from: 0, to: session.overview.session.duration_ns };
   // The path of scopes with numbers has "*" in their place.
   const numbered = node.name.includes("*");
@@ -391,13 +411,7 @@ function Instances({ node }: { node: Node }) {
               <th scope="col" className={ui.right} title="Of copies launched in it or in a scope below it">
                 Copies
               </th>
-              <th
-                scope="col"
-                className={ui.right}
-                title="Time inside it between two kernels in which the device ran none, summed over the devices"
-              >
-                Idle
-              </th>
+              <IdleHead />
               <th scope="col" className={`${ui.right} ${ui.wide}`} title="Sum of the times from launch to start">
                 Queued
               </th>
@@ -405,9 +419,9 @@ function Instances({ node }: { node: Node }) {
           </thead>
           <tbody>
             {all.data?.instances.map((i) => {
-              const ns = idleOf.get(`${i.span}${i.start}`);
+              const ns = i.idle_ns;
               return (
-                <tr key={`${i.span}${i.start}`} {...row({ ns: i.duration_ns })}>
+                <tr key={`${i.span}${i.start}`} {...row({ ns: i.duration_ns, idle: ns ?? 0 })}>
                   {numbered && <td>{i.name}</td>}
                   <td>
                     <Link
@@ -435,8 +449,8 @@ function Instances({ node }: { node: Node }) {
                     {launches(i, "ns", i.copy_ns, { operation: "memcpy", sort: "duration" })}
                   </td>
                   <td className={ui.right}>
-                    {ns === undefined || ns === null ? (
-                      <span className={ui.muted} title={`The first ${pageSize} rows have it`}>
+                    {ns === undefined ? (
+                      <span className={ui.muted} title="Only the first rows have it">
                         –
                       </span>
                     ) : (
