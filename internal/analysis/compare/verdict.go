@@ -47,7 +47,6 @@ func (c *Comparison) judge(s *sides) {
 			}
 		}
 	}
-	c.Kernels, c.Shapes, c.Scopes = first(c.Kernels), first(c.Shapes), first(c.Scopes)
 }
 
 func first(list []*Change) []*Change { return list[:min(len(list), maxListed)] }
@@ -100,6 +99,12 @@ func (c *Comparison) warn(s *sides) {
 		if !side.Complete {
 			warn("%s was not read to its end.", side.name)
 		}
+	}
+	if s.a.More || s.b.More {
+		warn("A session has 2,000 or more kernels, shapes or scopes. Those that come later are not compared.")
+	}
+	if n := max(len(c.Kernels), len(c.Shapes), len(c.Scopes)); n > maxListed {
+		warn("A list has %d rows. Those with the smallest effects, beyond 1,000, are not shown.", n)
 	}
 	if s.a.ManyScopes || s.b.ManyScopes {
 		warn("A session has more than 200,000 scopes, so scopes are not compared.")
