@@ -4,10 +4,8 @@ package compare
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/gpuflight/gpuflight/internal/analysis"
 )
@@ -170,7 +168,7 @@ func (c *Comparison) sentence() string {
 		return "There are too few steps to say whether B is slower."
 	}
 	if c.Verdict == Same {
-		times := fmt.Sprintf("a step takes %s in A and %s in B (%s)", Duration(t.A), Duration(t.B), Percent(t.Relative))
+		times := fmt.Sprintf("a step takes %s in A and %s in B (%s)", analysis.Duration(t.A), analysis.Duration(t.B), Percent(t.Relative))
 		text := "No significant difference: " + times
 		if t.Significant { // below MinChange
 			text = "The difference is below 1 %: " + times
@@ -180,7 +178,7 @@ func (c *Comparison) sentence() string {
 		}
 		return text + "."
 	}
-	text := fmt.Sprintf("B is %s: a step takes %s instead of %s (%s)", c.Verdict, Duration(t.B), Duration(t.A), Percent(t.Relative))
+	text := fmt.Sprintf("B is %s: a step takes %s instead of %s (%s)", c.Verdict, analysis.Duration(t.B), analysis.Duration(t.A), Percent(t.Relative))
 	var why []string
 	for _, x := range c.Parts {
 		if x.Status == c.Verdict && len(why) < 2 {
@@ -207,20 +205,7 @@ func Percent(share float64) string { return fmt.Sprintf("%+.1f %%", 100*share) }
 
 func signed(ns float64) string {
 	if ns < 0 {
-		return "-" + Duration(-ns)
+		return "-" + analysis.Duration(-ns)
 	}
-	return "+" + Duration(ns)
-}
-
-// Duration formats nanoseconds with three digits.
-func Duration(ns float64) string {
-	switch d := math.Abs(ns); {
-	case d >= float64(time.Second):
-		return fmt.Sprintf("%.2f s", ns/1e9)
-	case d >= float64(time.Millisecond):
-		return fmt.Sprintf("%.3g ms", ns/1e6)
-	case d >= float64(time.Microsecond):
-		return fmt.Sprintf("%.3g µs", ns/1e3)
-	}
-	return fmt.Sprintf("%.0f ns", ns)
+	return "+" + analysis.Duration(ns)
 }
