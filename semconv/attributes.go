@@ -606,6 +606,16 @@ const (
 	CUDADeepWindowRuleLastValue = "cuda.deep_window.rule.last_value"
 	// CUDADeepWindowRuleLastObservedTimeUnixNano (int in ns; extension ✚): When it was seen.
 	CUDADeepWindowRuleLastObservedTimeUnixNano = "cuda.deep_window.rule.last_observed_time_unix_nano"
+	// CUDARegressionBaselineName (string; extension ✚): Name of the baseline.
+	CUDARegressionBaselineName = "cuda.regression.baseline.name"
+	// CUDARegressionBaselineSessionID (string; extension ✚): Session of the baseline.
+	CUDARegressionBaselineSessionID = "cuda.regression.baseline.session.id"
+	// CUDARegressionNames (string[]; extension ✚): At most 20 of the steps, kernels and scopes that
+	// are slower, the largest effects first.
+	CUDARegressionNames = "cuda.regression.names"
+	// CUDARegressionStepChange (double in 1; extension ✚): Relative change of the mean time of a
+	// step, absent without steps.
+	CUDARegressionStepChange = "cuda.regression.step.change"
 	// CUDACounterQualitySource (string; extension ✚): Where the application's counters come from.
 	CUDACounterQualitySource = "cuda.counter_quality.source"
 	// CUDACounterQualitySchemaVersion (int; extension ✚): Version of the report.

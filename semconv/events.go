@@ -37,6 +37,9 @@ const (
 	EventCUDACounterQuality = "cuda.counter_quality"
 	// EventCUDAProfilerConfig (extension ✚): How a profiler was set up.
 	EventCUDAProfilerConfig = "cuda.profiler_config"
+	// EventCUDARegression (extension ✚): The session is slower than the baseline of its service; the
+	// body says by how much and why. The extension gpu_storage adds it after the end.
+	EventCUDARegression = "cuda.regression"
 	// EventCUDAGraphNode (extension ✚): One node of an instantiated graph.
 	EventCUDAGraphNode = "cuda.graph.node"
 	// EventCUDASessionSegment (extension ✚): A boundary of a session that is a segment of a run.

@@ -55,6 +55,9 @@ var Events = []Event{
 		"cuda.profiler.kind", "cuda.profiler.metrics.configured", "cuda.profiler.metrics.skipped",
 		"cuda.profiler.interval", "cuda.profiler.max_samples", "cuda.profiler.preset", "cuda.device.index",
 	}, "How a profiler was set up."},
+	{"cuda.regression", Extension, []string{
+		"cuda.regression.baseline.name", "cuda.regression.baseline.session.id", "cuda.regression.names", "cuda.regression.step.change",
+	}, "The session is slower than the baseline of its service; the body says by how much and why. The extension gpu_storage adds it after the end."},
 	{"cuda.graph.node", Extension, []string{"cuda.graph.exec.key", "cuda.graph.node.index", "cuda.graph.node.type", "cuda.graph.node.dependencies"}, "One node of an instantiated graph."},
 	{"cuda.session.segment", Extension, []string{
 		"cuda.segment.phase", "cuda.run.id", "cuda.segment.index", "cuda.segment.previous_session.id",

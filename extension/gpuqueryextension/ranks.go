@@ -7,13 +7,10 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strconv"
 	"time"
 
-	"github.com/gpuflight/gpuflight/internal/analysis"
 	"github.com/gpuflight/gpuflight/internal/analysis/ranks"
 	"github.com/gpuflight/gpuflight/internal/store"
-	"github.com/gpuflight/gpuflight/semconv"
 )
 
 // ranks answers which rank of a run the others waited for. It counts as an analysis.
@@ -57,16 +54,7 @@ func (s *server) ranks(ctx context.Context, r *request) (any, error) {
 		if x.RowsDropped {
 			return nil, &status{http.StatusBadRequest, "session " + x.ID + " has sums only, because retention removed its rows"}
 		}
-		in := ranks.Input{
-			Session: x.ID, Service: x.Service, Host: x.Host, Run: x.Run, Rank: rankNumber(x.Rank), Size: rankNumber(x.RankSize),
-			Source: analysis.FromReader(s.store, r.project, x.ID),
-		}
-		for _, a := range x.Resource {
-			if a.Key == semconv.HostID && a.Value.Kind == store.KindString {
-				in.HostID = a.Value.Str
-			}
-		}
-		inputs = append(inputs, in)
+		inputs = append(inputs, ranks.FromSession(s.store, x))
 	}
 	end, err := s.beginAnalysis()
 	if err != nil {
@@ -74,13 +62,4 @@ func (s *server) ranks(ctx context.Context, r *request) (any, error) {
 	}
 	defer end()
 	return ranks.Run(ctx, inputs, o)
-}
-
-// rankNumber reads a rank or a number of ranks, -1 if it is unknown.
-func rankNumber(text string) int {
-	n, err := strconv.ParseInt(text, 10, 32)
-	if err != nil || n < 0 {
-		return -1
-	}
-	return int(n)
 }

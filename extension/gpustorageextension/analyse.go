@@ -5,11 +5,11 @@ package gpustorageextension
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
 	"go.uber.org/zap"
 
 	"github.com/gpuflight/gpuflight/internal/analysis"
@@ -69,12 +69,11 @@ func (b *backend) keepParts(ctx context.Context, s session, ops int64, last bool
 		return
 	}
 	of := b.jobOf(&info)
-	job := []attribute.KeyValue{attribute.String(semconv.ServiceNamespace, of.namespace), attribute.String(semconv.ServiceName, of.service)}
 	for i := range u.Devices {
 		d := &u.Devices[i]
 		state := func(name string, ns int64) {
 			if ns > 0 {
-				b.telemetry.ExtensionGpuStorageDeviceTime.Add(ctx, float64(ns)/1e9, b.attributes(append(slices.Clone(job), attribute.String("state", name))...))
+				b.telemetry.ExtensionGpuStorageDeviceTime.Add(ctx, float64(ns)/1e9, b.jobAttributes(of, attribute.String("state", name)))
 			}
 		}
 		state("compute", d.ComputeNs)
@@ -84,14 +83,25 @@ func (b *backend) keepParts(ctx context.Context, s session, ops int64, last bool
 			state(analysis.Cause(c).String(), ns)
 		}
 		if d.Steps > 0 {
-			b.telemetry.ExtensionGpuStorageSteps.Add(ctx, d.Steps, b.attributes(slices.Clone(job)...))
-			b.telemetry.ExtensionGpuStorageStepTime.Add(ctx, float64(d.StepNs)/1e9, b.attributes(slices.Clone(job)...))
+			b.telemetry.ExtensionGpuStorageSteps.Add(ctx, d.Steps, b.jobAttributes(of))
+			b.telemetry.ExtensionGpuStorageStepTime.Add(ctx, float64(d.StepNs)/1e9, b.jobAttributes(of))
 		}
+	}
+	if !last {
+		return
+	}
+	if err := errors.Join(b.compareWithBaseline(ctx, &info, of), b.compareRanks(ctx, &info, of)); err != nil && ctx.Err() == nil {
+		b.logger.Warn("cannot compare a session", zap.String("project", s.project), zap.String("session", s.id), zap.Error(err))
 	}
 }
 
 // job is what metrics name of a session.
 type job struct{ namespace, service string }
+
+// jobAttributes returns the attributes of a data point.
+func (b *backend) jobAttributes(of job, more ...attribute.KeyValue) metric.MeasurementOption {
+	return b.attributes(append(more, attribute.String(semconv.ServiceNamespace, of.namespace), attribute.String(semconv.ServiceName, of.service))...)
+}
 
 // jobOf returns the job of a session. Its namespace is the team: service.namespace, or the namespace of the
 // Kubernetes pod.

@@ -27,16 +27,19 @@ type backend struct {
 	active    *activity
 	// api is the backend with what its store can do.
 	api   store.Backend
-	ended chan ended       // to analyse; seal does not wait for space
-	jobs  map[job]struct{} // on metrics, for analyse only
-	stop  context.CancelFunc
-	done  sync.WaitGroup
+	ended chan ended // to analyse; seal does not wait for space
+	// These are for analyse only: the jobs and stragglers on metrics, and the last runs whose ranks were compared.
+	jobs       map[job]struct{}
+	stragglers map[straggler]struct{}
+	runs       []session
+	stop       context.CancelFunc
+	done       sync.WaitGroup
 }
 
 func openBackend(ctx context.Context, name string, cfg *BackendConfig, logger *zap.Logger, telemetry *metadata.TelemetryBuilder) (*backend, error) {
 	b := &backend{
 		name: name, limits: cfg.Retention.limits(), logger: logger.With(zap.String("backend", name)),
-		telemetry: telemetry, active: newActivity(), ended: make(chan ended, 1024), jobs: map[job]struct{}{},
+		telemetry: telemetry, active: newActivity(), ended: make(chan ended, 1024), jobs: map[job]struct{}{}, stragglers: map[straggler]struct{}{},
 	}
 	var err error
 	if b.opened, err = cfg.open(ctx, b); err != nil {

@@ -27,6 +27,8 @@ import (
 	"github.com/gpuflight/gpuflight/extension/gpustorageextension/internal/metadata"
 	"github.com/gpuflight/gpuflight/extension/gpustorageextension/internal/metadatatest"
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/rows"
+	"github.com/gpuflight/gpuflight/internal/testing/trainsim"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
@@ -160,12 +162,10 @@ func TestBackend_DirectoryInUse(t *testing.T) {
 	assert.NotContains(t, err.Error(), "\n")
 }
 
-// TestBackend_Analyses seals a session and expects the time of its device in metrics.
-func TestBackend_Analyses(t *testing.T) {
-	g, tel := start(t, t.TempDir(), nil)
-	b := g.backends["a"]
+// training returns a session of 40 kernels in 10 steps.
+func training(session string, start, kernelNs int64) *store.Batch {
 	batch := &store.Batch{
-		Session: "s", Lanes: []store.Lane{{}, {Key: 1, Device: "GPU-1"}}, Shapes: []store.Shape{{}, {Key: 1, Operation: store.OpKernel, Name: "k"}},
+		Session: session, Lanes: []store.Lane{{}, {Key: 1, Device: "GPU-1"}}, Shapes: []store.Shape{{}, {Key: 1, Operation: store.OpKernel, Name: "k"}},
 		Places: []store.Place{{}}, Stacks: []store.Stack{{}}, Extras: []store.Extra{{}},
 		Origins: []store.Origin{{}, {Key: 1, Resource: store.Attrs{
 			{Key: semconv.K8sNamespaceName, Value: store.Value{Kind: store.KindString, Str: "ml"}},
@@ -173,25 +173,39 @@ func TestBackend_Analyses(t *testing.T) {
 		}}},
 	}
 	for i := range int64(40) {
-		at := 1e18 + i*1e6
+		at := start + i*1e6
 		batch.Ops = append(batch.Ops, store.Op{
-			StartNs: at, EndNs: at + 4e5, Span: store.SpanID(i + 1), Lane: 1, Shape: 1, Origin: 1,
+			StartNs: at, EndNs: at + kernelNs, Span: store.SpanID(i + 1), Lane: 1, Shape: 1, Origin: 1,
 			LaunchStartNs: store.Some(at - 1e4), LaunchEndNs: store.Some(at - 5e3), QueueNs: store.Some(int64(5e3)),
 		})
 	}
 	for i := range int64(10) {
 		batch.Spans = append(batch.Spans, store.Span{
-			StartNs: 1e18 + i*4e6 - 1e5, EndNs: 1e18 + i*4e6 + 3e6, Span: store.SpanID(100 + i), Name: "step", Operation: semconv.CUDAOperationScope, Origin: 1,
+			StartNs: start + i*4e6 - 1e5, EndNs: start + i*4e6 + 3e6, Span: store.SpanID(100 + i), Name: "step", Operation: semconv.CUDAOperationScope, Origin: 1,
 		})
 	}
-	_, err := b.Write(t.Context(), []*store.Batch{batch})
+	return batch
+}
+
+// sealAll seals all sessions, so that they are analysed.
+func (b *backend) sealAll(t *testing.T) {
+	t.Helper()
+	b.active.mu.Lock()
+	later := b.active.now().Add(sealAfter + time.Minute)
+	b.active.now = func() time.Time { return later }
+	b.active.mu.Unlock()
+	b.seal(t.Context())
+}
+
+// TestBackend_Analyses seals a session and expects the time of its device in metrics.
+func TestBackend_Analyses(t *testing.T) {
+	g, tel := start(t, t.TempDir(), nil)
+	b := g.backends["a"]
+	_, err := b.Write(t.Context(), []*store.Batch{training("s", 1e18, 4e5)})
 	require.NoError(t, err)
 	assert.Empty(t, b.active.grown(100, 64))
 	assert.Equal(t, map[session]int64{{"", "s"}: 40}, b.active.grown(40, 64))
-	b.active.mu.Lock()
-	b.active.now = func() time.Time { return time.Now().Add(sealAfter + time.Minute) }
-	b.active.mu.Unlock()
-	b.seal(t.Context())
+	b.sealAll(t)
 	steps := func() bool {
 		_, err := tel.GetMetric("otelcol_extension_gpu_storage_steps")
 		return err == nil
@@ -214,6 +228,85 @@ func TestBackend_Analyses(t *testing.T) {
 	assert.InDelta(t, 39e-3+4e-4, got.Data.(metricdata.Sum[float64]).DataPoints[0].Value, 1e-9)
 	assert.InDelta(t, 40*4e-4, seconds["compute"], 1e-9)
 	assert.InDelta(t, 39*6e-4, seconds["host"]+seconds["launch"]+seconds["latency"], 1e-9)
+}
+
+// TestBackend_Regressions compares ended sessions with a baseline.
+func TestBackend_Regressions(t *testing.T) {
+	g, tel := start(t, t.TempDir(), nil)
+	b := g.backends["a"]
+	end := func(name string, start, kernelNs int64) {
+		_, err := b.Write(t.Context(), []*store.Batch{training(name, start, kernelNs)})
+		require.NoError(t, err)
+		b.sealAll(t)
+	}
+	regressions := func() int64 {
+		if _, err := tel.GetMetric("otelcol_extension_gpu_storage_regressions"); err != nil {
+			return -1
+		}
+		return value(t, tel, "extension_gpu_storage_regressions")
+	}
+	logs := func(name string) []store.LogRow {
+		list, err := b.Logs(t.Context(), store.LogQuery{Session: name, Event: semconv.EventCUDARegression})
+		require.NoError(t, err)
+		return list
+	}
+	end("good", 1e18, 4e5)
+	require.NoError(t, b.SetBaseline(t.Context(), "", "main", "good"))
+	end("slower", 2e18, 5e5)
+	require.Eventually(t, func() bool { return len(logs("slower")) == 1 }, time.Minute, 10*time.Millisecond)
+	assert.Equal(t, int64(1), regressions(), "the kernel")
+	change, err := tel.GetMetric("otelcol_extension_gpu_storage_step_change")
+	require.NoError(t, err)
+	assert.InDelta(t, 0, change.Data.(metricdata.Gauge[float64]).DataPoints[0].Value, 1e-9, "gaps hide it")
+	log := logs("slower")[0]
+	assert.Contains(t, log.Body.Str, "A is the baseline main, B is this session. No significant difference")
+	assert.Contains(t, log.Body.Str, "1 is slower")
+	assert.Equal(t, "WARN", log.SeverityText)
+	assert.Equal(t, "good", log.Attrs[1].Value.Str)
+	assert.Equal(t, []store.Value{{Kind: store.KindString, Str: "k"}}, log.Attrs[2].Value.Slice)
+	resource, _ := log.OriginRef.Resource.Get(semconv.ServiceName)
+	assert.Equal(t, "train", resource.Str)
+	end("same", 3e18, 4e5)
+	require.Eventually(t, func() bool { return regressions() == 0 }, time.Minute, 10*time.Millisecond)
+	assert.Empty(t, logs("same"))
+	assert.Empty(t, logs("good"))
+	b.sealAll(t)
+	info, err := b.Session(t.Context(), "", "slower")
+	require.NoError(t, err)
+	assert.True(t, info.Sealed, "again after the log record")
+}
+
+// TestBackend_Stragglers ends the three ranks of a run, one of which is late.
+func TestBackend_Stragglers(t *testing.T) {
+	g, tel := start(t, t.TempDir(), nil)
+	b := g.backends["a"]
+	sim := trainsim.Training{Run: "run 1", Start: 1_700_000_000_000_000_000, Ranks: 3, Steps: 24, Slow: 2, DelayNs: 5_000_000, OffsetNs: 70_000_000}
+	var d rows.Decoder
+	for _, td := range sim.Traces() {
+		_, err := b.Write(t.Context(), d.Traces("", td))
+		require.NoError(t, err)
+	}
+	b.sealAll(t)
+	sum := func(name string) (points []metricdata.DataPoint[float64]) {
+		if m, err := tel.GetMetric("otelcol_extension_gpu_storage_" + name); err == nil {
+			points = m.Data.(metricdata.Sum[float64]).DataPoints
+		}
+		return points
+	}
+	require.Eventually(t, func() bool { return len(sum("late_time")) > 0 }, time.Minute, 10*time.Millisecond)
+	late, run := sum("late_time"), sum("run_time")
+	require.Len(t, late, 1)
+	assert.InEpsilon(t, 8*5e-3, late[0].Value, 0.03)
+	rank, _ := late[0].Attributes.Value(semconv.CUDARunRank)
+	assert.Equal(t, int64(2), rank.AsInt64())
+	require.Len(t, run, 1)
+	assert.Greater(t, run[0].Value, late[0].Value)
+	// A session that goes on after the end of the run does not count it again.
+	_, err := b.Write(t.Context(), d.Traces("", sim.Traces()[0]))
+	require.NoError(t, err)
+	b.sealAll(t)
+	require.Eventually(t, func() bool { return len(b.ended) == 0 }, time.Minute, 10*time.Millisecond)
+	assert.InDelta(t, run[0].Value, sum("run_time")[0].Value, 1e-9)
 }
 
 func TestBackend_Counts(t *testing.T) {
@@ -375,8 +468,8 @@ func TestTelemetry_AllMetrics(t *testing.T) {
 	}
 	for _, m := range regexp.MustCompile(`### otelcol_extension_gpu_storage_(\S+)`).FindAllSubmatch(doc, -1) {
 		name := string(m[1])
-		if slices.Contains([]string{"device_time", "step_time", "steps"}, name) {
-			continue // TestBackend_Analyses has them
+		if slices.Contains([]string{"device_time", "late_time", "regressions", "run_time", "step_change", "step_time", "steps"}, name) {
+			continue // the tests of analyses have them
 		}
 		got := value(t, tel, "extension_gpu_storage_"+name)
 		if n, ok := want[name]; ok {

@@ -272,7 +272,8 @@ func quickRules(t *testing.T, dir string) string {
 // connector exports costs; TestPrometheus_Usage has them.
 func checkRuleNames(t *testing.T, c *collector) {
 	known := map[string]bool{"gpu_cuda_cost_total": true}
-	for _, name := range []string{"device_time", "step_time", "steps"} { // of the store: TestBackend_Analyses has them
+	// Tests of the extension have those of analyses.
+	for _, name := range []string{"device_time", "late_time", "regressions", "run_time", "step_time", "steps"} {
 		known["otelcol_extension_gpu_storage_"+name] = true
 	}
 	for _, m := range regexp.MustCompile(`(?m)^([a-z_]+)[{ ]`).FindAllStringSubmatch(c.exposition(plainText), -1) {

@@ -8,10 +8,12 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/analysis"
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/semconv"
 )
 
 // Input is the session of one rank.
@@ -20,6 +22,27 @@ type Input struct {
 	// Rank and Size are cuda.run.rank and cuda.run.size, -1 if unknown.
 	Rank, Size int
 	Source     analysis.Source
+}
+
+// FromSession returns the input of a session in a store.
+func FromSession(r store.Reader, info *store.SessionInfo) Input {
+	in := Input{
+		Session: info.ID, Service: info.Service, Host: info.Host, Run: info.Run, Rank: number(info.Rank), Size: number(info.RankSize),
+		Source: analysis.FromReader(r, info.Project, info.ID),
+	}
+	if v, ok := info.Resource.Get(semconv.HostID); ok && v.Kind == store.KindString {
+		in.HostID = v.Str
+	}
+	return in
+}
+
+// number reads a rank or a number of ranks, -1 if it is unknown.
+func number(text string) int {
+	n, err := strconv.ParseInt(text, 10, 32)
+	if err != nil || n < 0 {
+		return -1
+	}
+	return int(n)
 }
 
 const (

@@ -34,11 +34,15 @@ type TelemetryBuilder struct {
 	ExtensionGpuStorageDeletedSize    metric.Int64Counter
 	ExtensionGpuStorageDeviceTime     metric.Float64Counter
 	ExtensionGpuStorageErrors         metric.Int64Counter
+	ExtensionGpuStorageLateTime       metric.Float64Counter
+	ExtensionGpuStorageRegressions    metric.Int64Gauge
 	ExtensionGpuStorageRows           metric.Int64Counter
+	ExtensionGpuStorageRunTime        metric.Float64Counter
 	ExtensionGpuStorageSealed         metric.Int64Counter
 	ExtensionGpuStorageSessions       metric.Int64ObservableGauge
 	ExtensionGpuStorageSetAside       metric.Int64Counter
 	ExtensionGpuStorageSize           metric.Int64ObservableGauge
+	ExtensionGpuStorageStepChange     metric.Float64Gauge
 	ExtensionGpuStorageStepTime       metric.Float64Counter
 	ExtensionGpuStorageSteps          metric.Int64Counter
 	ExtensionGpuStorageUnsealed       metric.Int64ObservableGauge
@@ -197,10 +201,28 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		metric.WithUnit("{write}"),
 	)
 	errs = errors.Join(errs, err)
+	builder.ExtensionGpuStorageLateTime, err = builder.meter.Float64Counter(
+		"otelcol_extension_gpu_storage_late_time",
+		metric.WithDescription("By how much later than the last but one the last rank of a run entered collectives, of ranks for which this is at least 1 % of the run. docs/ranks.md defines it. Counted when all sessions of the run have ended. [Alpha]"),
+		metric.WithUnit("s"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ExtensionGpuStorageRegressions, err = builder.meter.Int64Gauge(
+		"otelcol_extension_gpu_storage_regressions",
+		metric.WithDescription("Steps, kernels, shapes and scopes of the last session of a service that ended which are significantly slower than in its baseline, by more than 5 %. Absent without a baseline of this service and rank. [Alpha]"),
+		metric.WithUnit("{regression}"),
+	)
+	errs = errors.Join(errs, err)
 	builder.ExtensionGpuStorageRows, err = builder.meter.Int64Counter(
 		"otelcol_extension_gpu_storage_rows",
 		metric.WithDescription("Rows that components delivered, by what the store did with them. [Alpha]"),
 		metric.WithUnit("{row}"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ExtensionGpuStorageRunTime, err = builder.meter.Float64Counter(
+		"otelcol_extension_gpu_storage_run_time",
+		metric.WithDescription("Time from the first to the last collective of runs, counted as the time of late ranks is. [Alpha]"),
+		metric.WithUnit("s"),
 	)
 	errs = errors.Join(errs, err)
 	builder.ExtensionGpuStorageSealed, err = builder.meter.Int64Counter(
@@ -225,6 +247,12 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 		"otelcol_extension_gpu_storage_size",
 		metric.WithDescription("Bytes of all files of the store. [Alpha]"),
 		metric.WithUnit("By"),
+	)
+	errs = errors.Join(errs, err)
+	builder.ExtensionGpuStorageStepChange, err = builder.meter.Float64Gauge(
+		"otelcol_extension_gpu_storage_step_change",
+		metric.WithDescription("Relative change of the mean time of a step from the baseline, of the last session of a service that ended. Absent without steps. [Alpha]"),
+		metric.WithUnit("1"),
 	)
 	errs = errors.Join(errs, err)
 	builder.ExtensionGpuStorageStepTime, err = builder.meter.Float64Counter(

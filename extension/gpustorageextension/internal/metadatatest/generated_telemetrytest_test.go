@@ -45,9 +45,13 @@ func TestSetupTelemetry(t *testing.T) {
 	tb.ExtensionGpuStorageDeletedSize.Add(context.Background(), 1)
 	tb.ExtensionGpuStorageDeviceTime.Add(context.Background(), 1)
 	tb.ExtensionGpuStorageErrors.Add(context.Background(), 1)
+	tb.ExtensionGpuStorageLateTime.Add(context.Background(), 1)
+	tb.ExtensionGpuStorageRegressions.Record(context.Background(), 1)
 	tb.ExtensionGpuStorageRows.Add(context.Background(), 1)
+	tb.ExtensionGpuStorageRunTime.Add(context.Background(), 1)
 	tb.ExtensionGpuStorageSealed.Add(context.Background(), 1)
 	tb.ExtensionGpuStorageSetAside.Add(context.Background(), 1)
+	tb.ExtensionGpuStorageStepChange.Record(context.Background(), 1)
 	tb.ExtensionGpuStorageStepTime.Add(context.Background(), 1)
 	tb.ExtensionGpuStorageSteps.Add(context.Background(), 1)
 	tb.ExtensionGpuStorageWrittenSize.Add(context.Background(), 1)
@@ -69,8 +73,17 @@ func TestSetupTelemetry(t *testing.T) {
 	AssertEqualExtensionGpuStorageErrors(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
+	AssertEqualExtensionGpuStorageLateTime(t, testTel,
+		[]metricdata.DataPoint[float64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualExtensionGpuStorageRegressions(t, testTel,
+		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
 	AssertEqualExtensionGpuStorageRows(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualExtensionGpuStorageRunTime(t, testTel,
+		[]metricdata.DataPoint[float64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualExtensionGpuStorageSealed(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
@@ -83,6 +96,9 @@ func TestSetupTelemetry(t *testing.T) {
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualExtensionGpuStorageSize(t, testTel,
 		[]metricdata.DataPoint[int64]{{Value: 1}},
+		metricdatatest.IgnoreTimestamp())
+	AssertEqualExtensionGpuStorageStepChange(t, testTel,
+		[]metricdata.DataPoint[float64]{{Value: 1}},
 		metricdatatest.IgnoreTimestamp())
 	AssertEqualExtensionGpuStorageStepTime(t, testTel,
 		[]metricdata.DataPoint[float64]{{Value: 1}},
