@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 
@@ -62,12 +63,82 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 	if v.dropped {
 		return store.OpPage{}, nil
 	}
-	var f filter
+	f, err := v.selectOps(ctx, &q)
+	if err != nil {
+		return store.OpPage{}, fmt.Errorf("read operations: %w", err)
+	}
+	var end int64
+	value := "start_ns"
+	order := "start_ns, span"
+	switch q.Sort {
+	case store.ByDuration:
+		value = "greatest(dur_ns, 0)"
+		shortest, err := v.shortest(ctx, &q, n)
+		if err != nil {
+			return store.OpPage{}, fmt.Errorf("read operations: %w", err)
+		}
+		if shortest > 0 {
+			f.add("dur_ns >= ?", shortest)
+		}
+	case store.ByStart:
+		if end, err = v.pageEnd(ctx, &q, n); err != nil {
+			return store.OpPage{}, fmt.Errorf("read operations: %w", err)
+		}
+	case store.ByQueue:
+		value = "coalesce(" + queueSQL + ", -9223372036854775808)"
+	}
+	if q.Sort != store.ByStart {
+		order = value + " DESC, " + order
+	}
+	if a := q.After; a != nil {
+		if q.Sort == store.ByStart {
+			f.add("start_ns >= ? AND (start_ns > ? OR span > ?::UBIGINT)", a.StartNs, a.StartNs, u64(a.Span))
+		} else {
+			f.add("("+value+" < ? OR "+value+" = ? AND (start_ns > ? OR start_ns = ? AND span > ?::UBIGINT))",
+				a.Value, a.Value, a.StartNs, a.StartNs, u64(a.Span))
+		}
+	}
+	page := store.OpPage{Shapes: map[uint32]*store.Shape{}}
+	read := func(f filter) error {
+		page.Rows = page.Rows[:0]
+		return v.each(ctx, "SELECT "+opColumns+" FROM {ops}"+f.where()+" ORDER BY "+order+" LIMIT ?", append(f.args, n+1),
+			func(r *sql.Rows) error {
+				var o store.OpRow
+				err := scanOp(r, &o.Op)
+				page.Rows = append(page.Rows, o)
+				return err
+			})
+	}
+	if end > 0 {
+		near := f
+		near.add("start_ns < ?", end)
+		err = read(near)
+	}
+	if err == nil && len(page.Rows) <= n {
+		err = read(f)
+	}
+	if err == nil {
+		if page.More = len(page.Rows) > n; page.More {
+			page.Rows = page.Rows[:n]
+		}
+		page.Shapes, err = v.complete(ctx, page.Rows)
+		if q.Session == "" {
+			page.Shapes = nil
+		}
+	}
+	if err != nil {
+		return store.OpPage{}, fmt.Errorf("read operations: %w", err)
+	}
+	return page, nil
+}
+
+// selectOps returns the conditions of a query for operations, without the cursor.
+func (v *view) selectOps(ctx context.Context, q *store.OpQuery) (f filter, err error) {
 	if q.Overlapping && q.From != 0 {
 		// Rows that start earlier end before the interval. DuckDB skips row groups by this bound.
 		earliest, err := v.earliest(ctx, q.From)
 		if err != nil {
-			return store.OpPage{}, fmt.Errorf("read operations: %w", err)
+			return f, err
 		}
 		f.add("start_ns >= ?", earliest)
 	}
@@ -90,7 +161,7 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 			tops := map[store.SpanID]bool{q.Parent: true}
 			t, err := v.treeBelow(ctx, tops)
 			if err != nil {
-				return store.OpPage{}, fmt.Errorf("read operations: %w", err)
+				return f, err
 			}
 			t.below(tops, func(span, _ store.SpanID) { parents = append(parents, uint64(span)) })
 		}
@@ -111,57 +182,75 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 			return "place IN (" + joinIDs(places) + ")", err
 		})
 		if err != nil {
-			return store.OpPage{}, fmt.Errorf("read operations: %w", err)
+			return f, err
 		}
 		f.add(inside)
 	}
-	value := "start_ns"
-	order := "start_ns, span"
-	switch q.Sort {
-	case store.ByDuration:
-		value = "greatest(dur_ns, 0)"
-		shortest, err := v.shortest(ctx, &q, n)
+	return f, nil
+}
+
+// opStarts is how many operations start before each of some times: from, from + width, and so on.
+type opStarts struct {
+	from, width int64
+	before      []int64
+}
+
+// startsOps is the number of operations for which opStarts has one time.
+const startsOps = 4096
+
+func (v *view) opStarts(ctx context.Context) (*opStarts, error) {
+	return cached(v, "op starts", func() (*opStarts, int, error) {
+		lanes, err := v.laneInfos(ctx)
 		if err != nil {
-			return store.OpPage{}, fmt.Errorf("read operations: %w", err)
+			return nil, 0, err
 		}
-		if shortest > 0 {
-			f.add("dur_ns >= ?", shortest)
+		var all int64
+		for i := range lanes {
+			all += lanes[i].Count
 		}
-	case store.ByQueue:
-		value = "coalesce(" + queueSQL + ", -9223372036854775808)"
-	}
-	if q.Sort != store.ByStart {
-		order = value + " DESC, " + order
-	}
-	if a := q.After; a != nil {
-		if q.Sort == store.ByStart {
-			f.add("(start_ns > ? OR start_ns = ? AND span > ?::UBIGINT)", a.StartNs, a.StartNs, u64(a.Span))
-		} else {
-			f.add("("+value+" < ? OR "+value+" = ? AND (start_ns > ? OR start_ns = ? AND span > ?::UBIGINT))",
-				a.Value, a.Value, a.StartNs, a.StartNs, u64(a.Span))
+		t, err := v.timeline(ctx, store.TimelineQuery{Bins: int(min(max(all/startsOps, 1), 4000))})
+		if err != nil {
+			return nil, 0, err
 		}
-	}
-	page := store.OpPage{Shapes: map[uint32]*store.Shape{}}
-	err = v.each(ctx, "SELECT "+opColumns+" FROM {ops}"+f.where()+" ORDER BY "+order+" LIMIT ?", append(f.args, n+1),
-		func(r *sql.Rows) error {
-			var o store.OpRow
-			err := scanOp(r, &o.Op)
-			page.Rows = append(page.Rows, o)
-			return err
-		})
-	if err == nil {
-		if page.More = len(page.Rows) > n; page.More {
-			page.Rows = page.Rows[:n]
+		x := &opStarts{from: t.From, width: t.Width, before: []int64{0}}
+		for i := range t.Bins {
+			b := &t.Bins[i]
+			for int(b.Index)+1 >= len(x.before) {
+				x.before = append(x.before, 0)
+			}
+			x.before[b.Index+1] += b.Count
 		}
-		page.Shapes, err = v.complete(ctx, page.Rows)
-		if q.Session == "" {
-			page.Shapes = nil
+		for i := range x.before[1:] {
+			x.before[i+1] += x.before[i]
 		}
+		return x, len(x.before), nil
+	})
+}
+
+// pageEnd returns a time before which a page of more than n operations from the cursor on ends, or 0 if it is
+// unknown. With it, DuckDB does not read the rows after the page.
+func (v *view) pageEnd(ctx context.Context, q *store.OpQuery, n int) (int64, error) {
+	if v.sess.id == "" || len(q.Operations) > 0 || len(q.Lanes) > 0 || len(q.Shapes) > 0 || q.Name != "" || q.Parent != 0 ||
+		q.Trace != (store.TraceID{}) || q.MinNs > 0 || q.MaxNs > 0 || q.Path != nil {
+		return 0, nil
 	}
-	if err != nil {
-		return store.OpPage{}, fmt.Errorf("read operations: %w", err)
+	x, err := v.opStarts(ctx)
+	if err != nil || x.width == 0 {
+		return 0, err
 	}
-	return page, nil
+	at := q.From
+	if q.After != nil {
+		at = max(at, q.After.StartNs)
+	}
+	first := 0
+	if at > x.from {
+		first = int(min((at-x.from+x.width-1)/x.width, int64(len(x.before)-1)))
+	}
+	i := sort.Search(len(x.before), func(i int) bool { return x.before[i]-x.before[first] > int64(n) })
+	if end := x.from + int64(i)*x.width; i < len(x.before) && (q.To == 0 || end < q.To) {
+		return end, nil
+	}
+	return 0, nil
 }
 
 // shortest returns a duration that more than n operations of a whole session reach, from the statistics, or 0.

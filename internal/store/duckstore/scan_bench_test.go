@@ -5,6 +5,7 @@
 package duckstore
 
 import (
+	"io"
 	"os"
 	"strconv"
 	"testing"
@@ -14,9 +15,10 @@ import (
 	"github.com/gpuflight/gpuflight/internal/analysis"
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/storetest"
+	"github.com/gpuflight/gpuflight/internal/traceexport"
 )
 
-// BenchmarkStore_Scan reads all operations, and analyses them.
+// BenchmarkStore_Scan reads all operations, analyses them, and exports the session.
 func BenchmarkStore_Scan(b *testing.B) {
 	kernels := 1_000_000
 	if n, err := strconv.Atoi(os.Getenv("GPUFLIGHT_BENCH_KERNELS")); err == nil {
@@ -59,6 +61,9 @@ func BenchmarkStore_Scan(b *testing.B) {
 				return 0, err
 			}
 			return int(r.Operations), nil
+		}},
+		{"export", func() (int, error) {
+			return kernels, traceexport.Perfetto(ctx, s, traceexport.Query{Session: "training"}, io.Discard)
 		}},
 	} {
 		b.Run(run.name, func(b *testing.B) {

@@ -106,6 +106,48 @@ func TestStore_ScanEqualsPages(t *testing.T) {
 	assert.ErrorIs(t, s.ScanScopes(t.Context(), store.ScanQuery{Session: "training", From: -1}, nil, nil), store.ErrInvalid)
 }
 
+// TestStore_OpPages reads pages whose ends are known from the timeline.
+func TestStore_OpPages(t *testing.T) {
+	s := openTraining(t, 15)
+	info, err := s.Session(t.Context(), "", "training")
+	require.NoError(t, err)
+	for _, q := range []store.OpQuery{
+		{Limit: 700},
+		{Limit: 3000, From: info.FirstNs + (info.LastNs-info.FirstNs)/3, Overlapping: true},
+		{Limit: 50, From: info.FirstNs + (info.LastNs-info.FirstNs)/10, To: info.LastNs - (info.LastNs-info.FirstNs)/10},
+	} {
+		t.Run(fmt.Sprint(q.Limit), func(t *testing.T) {
+			q.Session = "training"
+			var want, got []store.SpanID
+			require.NoError(t, s.ScanOps(t.Context(), store.ScanQuery{Session: q.Session, From: q.From, To: q.To, Overlapping: q.Overlapping}, func(o *store.OpRow) error {
+				want = append(want, o.Span)
+				return nil
+			}))
+			v, err := s.open(t.Context(), "", "training", false)
+			require.NoError(t, err)
+			defer v.close()
+			bounded := 0
+			for more := true; more; {
+				end, err := v.pageEnd(t.Context(), &q, q.Limit)
+				require.NoError(t, err)
+				page, err := s.Ops(t.Context(), q)
+				require.NoError(t, err)
+				for i := range page.Rows {
+					got = append(got, page.Rows[i].Span)
+				}
+				last := &page.Rows[len(page.Rows)-1]
+				if end > 0 {
+					bounded++
+					require.Less(t, last.StartNs, end)
+				}
+				q.After, more = &store.OpCursor{StartNs: last.StartNs, Span: last.Span}, page.More
+			}
+			assert.Equal(t, want, got)
+			assert.Positive(t, bounded)
+		})
+	}
+}
+
 // TestStore_ScanHostStacks checks that a scan reads the stacks before launches, unless the session has
 // many different attributes.
 func TestStore_ScanHostStacks(t *testing.T) {
