@@ -106,12 +106,13 @@ func (v *viewRun) get(t *testing.T, path string, answer any) {
 func TestView_Recordings(t *testing.T) {
 	v := startView(t, filepath.Join(process.Root(t), "examples", "recordings"))
 	v.awaitAddress(t)
-	assert.Equal(t, "3 sessions with 5,458 kernels. Open the UI, or press ctrl-C to end it:\n\n  http://"+v.ui+"\n\n", v.out.String())
+	assert.Equal(t, "4 sessions with 5,458 kernels. Open the UI, or press ctrl-C to end it:\n\n  http://"+v.ui+"\n\n", v.out.String())
 
 	var answer struct {
 		Sessions []struct {
 			Service    string
 			Operations map[string]int64
+			Counts     map[string]int64
 			KernelNs   int64 `json:"kernel_ns"`
 		}
 	}
@@ -120,8 +121,11 @@ func TestView_Recordings(t *testing.T) {
 	for _, s := range answer.Sessions {
 		kernels[s.Service] = s.Operations["kernel"]
 		nanos += s.KernelNs
+		if s.Service == "cupy" {
+			assert.Equal(t, map[string]int64{"logs": 7, "ops": 2, "points": 201, "samples": 34500, "spans": 63}, s.Counts)
+		}
 	}
-	assert.Equal(t, map[string]int64{"httpserver": 395, "pytorch": 4859, "vectoradd": 204}, kernels)
+	assert.Equal(t, map[string]int64{"cupy": 0, "httpserver": 395, "pytorch": 4859, "vectoradd": 204}, kernels)
 	assert.Equal(t, int64(25_346_528), nanos)
 
 	require.NoError(t, v.cmd.Process.Signal(os.Interrupt))

@@ -303,8 +303,12 @@ func TestH200Results(t *testing.T) {
 
 			_, records, _ := b.recorded()
 			figures := map[string]int64{}
+			ptx := ""
 			for _, r := range records {
 				a := r.Attributes().AsRaw()
+				if r.EventName() == semconv.EventCUDASASSListing && a[semconv.CUDAListingKind] == semconv.CUDAListingKindPTX {
+					ptx += r.Body().Str()
+				}
 				key := fmt.Sprint(a[semconv.CUDAKernelName], "+", a[semconv.CUDAPCOffset], " ")
 				switch r.EventName() {
 				case semconv.EventCUDAPCSample:
@@ -324,6 +328,7 @@ func TestH200Results(t *testing.T) {
 				}
 			}
 			assert.Equal(t, c.figures, figures)
+			assert.Equal(t, text, strings.HasPrefix(ptx, ".visible .entry "+tc.kernel+"("), ptx)
 
 			w := r.Windows.List[0]
 			assert.Equal(t, "collected", w.Status)

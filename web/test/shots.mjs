@@ -10,6 +10,7 @@ const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", arg
 const api = async (path) => (await fetch(`${base}/api/v1${path}`)).json();
 const { sessions } = await api("/sessions");
 const largest = sessions.toSorted((a, b) => (b.operations.kernel ?? 0) - (a.operations.kernel ?? 0))[0];
+const measured = sessions.toSorted((a, b) => b.counts.points - a.counts.points)[0];
 const sampled = sessions.toSorted((a, b) => b.counts.samples - a.counts.samples)[0];
 const s = `/sessions/${encodeURIComponent(largest.id)}`;
 const { operations } = await api(`${s}/operations?operation=kernel&sort=duration&limit=20`);
@@ -19,7 +20,7 @@ const other = sessions.find((x) => x.id !== largest.id && x.operations.kernel) ?
 const { nodes } = await api(`${s}/scopes`);
 const scope = nodes.filter((n) => n.instances > 1).toSorted((a, b) => b.total.kernel_ns - a.total.kernel_ns)[0];
 
-// Of the recordings, minigpt has host stacks and metrics.
+// Of the recordings, minigpt has host stacks.
 const stacked = sessions.find((x) => x.service === "minigpt");
 
 const pages = {
@@ -30,7 +31,7 @@ const pages = {
   shapes: `${s}/kernels?group=shape`,
   scopes: `${s}/scopes?path=${scope?.path ?? ""}`,
   operations: `${s}/launches?operation=kernel&sort=duration`,
-  system: `/sessions/${encodeURIComponent(stacked?.id ?? largest.id)}/system`,
+  system: `/sessions/${encodeURIComponent(measured.id)}/system`,
   code: `/sessions/${encodeURIComponent(sampled.id)}/code?view=functions`,
   flame: `/sessions/${encodeURIComponent(stacked?.id ?? largest.id)}/code?view=flame`,
   findings: `${s}/findings`,

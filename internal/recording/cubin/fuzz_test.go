@@ -50,6 +50,9 @@ func FuzzOpen(f *testing.F) {
 			}
 			found, ok := file.Lookup(fn.Name)
 			assert.True(t, ok)
+			if text, ok := file.PTX(fn.Name); ok {
+				assert.Contains(t, text, readable(fn.Name))
+			}
 			for pc := uint64(0); pc < found.Size && places < 4096; pc += InstructionBytes {
 				places++
 				var reason Reason

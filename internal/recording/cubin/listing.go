@@ -10,12 +10,13 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// Listing is the disassembly of one function.
+// Listing is the disassembly of one function, or its PTX text.
 type Listing struct {
 	Function     *gpuevent.KernelName
 	CRC          uint64
 	Architecture string
-	// Text has one instruction per line, after its hexadecimal offset from the start of the
+	Kind         string // semconv.CUDAListingKindSASS or CUDAListingKindPTX
+	// Text of SASS has one instruction per line, after its hexadecimal offset from the start of the
 	// function. Logs of GPU Flight have the same format. Equal adjacent lines, the padding at the
 	// end, are one line that ends in their number.
 	Text string
@@ -34,7 +35,19 @@ func (r *Resolver) Listing(crc uint64, function string) (l Listing, ok bool) {
 	if !ok || e.texts[fn.Section] == nil {
 		return Listing{}, false
 	}
-	return Listing{r.name(function), crc, e.file.Architecture(), listing(fn, e.texts[fn.Section])}, true
+	return Listing{r.name(function), crc, e.file.Architecture(), semconv.CUDAListingKindSASS, listing(fn, e.texts[fn.Section])}, true
+}
+
+// PTX returns the PTX text of a function. ok is false if the image does not have it. See [File.PTX].
+func (r *Resolver) PTX(crc uint64, function string) (l Listing, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e := r.entry(crc)
+	if e.file == nil {
+		return Listing{}, false
+	}
+	text, ok := e.file.PTX(function)
+	return Listing{r.name(function), crc, e.file.Architecture(), semconv.CUDAListingKindPTX, text}, ok
 }
 
 func listing(fn Function, t *sassText) string {
@@ -59,7 +72,7 @@ func listing(fn Function, t *sassText) string {
 // which splits it to the permitted size of records. Ref identifies the owner of the listing.
 func (l *Listing) Record(ref gpuevent.Ref, timeNs int64) *gpuevent.Record {
 	return &gpuevent.Record{Ref: ref, TimeNs: timeNs, Event: semconv.EventCUDASASSListing, Attrs: []gpuevent.Attr{
-		gpuevent.Str(semconv.CUDAListingKind, semconv.CUDAListingKindSASS),
+		gpuevent.Str(semconv.CUDAListingKind, l.Kind),
 		gpuevent.Str(semconv.CUDAKernelName, l.Function.Full),
 		gpuevent.Str(semconv.CUDAKernelSymbol, l.Function.Symbol),
 		gpuevent.Str(semconv.CUDACubinCRC, strconv.FormatUint(l.CRC, 10)),

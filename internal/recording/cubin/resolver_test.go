@@ -282,7 +282,7 @@ func TestListing_Records(t *testing.T) {
 		p.text += "NOP"
 		p.ends = append(p.ends, uint32(len(p.text)))
 	}
-	l := Listing{gpuevent.NewKernelName("_Z3onePf"), 4711, "sm_90", listing(fn, &p)}
+	l := Listing{gpuevent.NewKernelName("_Z3onePf"), 4711, "sm_90", semconv.CUDAListingKindSASS, listing(fn, &p)}
 	assert.True(t, strings.HasSuffix(l.Text, "f950  IMAD.MOV.U32 R3989, RZ, RZ, R3989\nf960  NOP  ×10\n"))
 	assert.Equal(t, 3991, strings.Count(l.Text, "\n"))
 

@@ -129,9 +129,11 @@ function FunctionView({ f, texts, path }: { f: Fn; texts: readonly Schemas["Text
   const stalls = Object.entries(f.stalls).sort(([, a], [, b]) => b - a);
   const metrics = Object.entries(f.metrics).sort(([a], [b]) => a.localeCompare(b));
   const most = stalls[0]?.[1] ?? 1;
-  const own = texts.filter((t) =>
-    t.kind === "source" ? t.file && t.file === f.file : t.function === f.function || t.kernel === f.kernel,
-  );
+  const own = texts
+    .filter((t) =>
+      t.kind === "source" ? t.file && t.file === f.file : t.function === f.function || t.kernel === f.kernel,
+    )
+    .toSorted((a, b) => order.indexOf(a.kind) - order.indexOf(b.kind));
   const address = url(`/sessions/${encodeURIComponent(session.id)}/samples`, query);
   const rowsLink = (value: number, of: string) => (
     <a {...num("samples", value, of)} href={address} target="_blank" rel="noreferrer" title="The sums as JSON">
@@ -195,6 +197,9 @@ function Efficiency({ m }: { m: Record<string, number> }) {
     </p>
   ));
 }
+
+/** Listings of a function are side by side in this order. */
+const order = ["source", "ptx", "sass"];
 
 interface Cell {
   value: number;

@@ -236,7 +236,7 @@ func (t *texts) guarded(ctx context.Context, j *textJob) (err error) {
 		return err
 	}
 	var list []recorder.WindowListing
-	size := 0
+	functions, size := 0, 0 // of list
 	for i, f := range j.functions {
 		l, ok := r.Listing(j.crc, f)
 		if !ok || len(l.Text) > listingBytes {
@@ -247,14 +247,19 @@ func (t *texts) guarded(ctx context.Context, j *textJob) (err error) {
 			if !t.hand(j, list) {
 				return nil
 			}
-			handed += len(list)
-			list, size = nil, 0
+			handed += functions
+			list, functions, size = nil, 0, 0
 		}
 		list = append(list, recorder.WindowListing{Record: l.Record(gpuevent.Ref{}, 0), Text: l.Text})
+		functions++
 		size += len(l.Text)
+		if p, ok := r.PTX(j.crc, f); ok && size+len(p.Text) <= listingBytes {
+			list = append(list, recorder.WindowListing{Record: p.Record(gpuevent.Ref{}, 0), Text: p.Text})
+			size += len(p.Text)
+		}
 	}
 	if len(list) > 0 && t.hand(j, list) {
-		handed += len(list)
+		handed += functions
 	}
 	return nil
 }
