@@ -191,15 +191,15 @@ func stepFindings(s *Steps) []Finding {
 	if float64(gain) < minStepGain*float64(total) {
 		return nil
 	}
-	why := o.Part
+	kernel := ""
 	if o.Kernel != "" {
-		why += " (kernel " + o.Kernel + ")"
+		kernel = " (kernel " + o.Kernel + ")"
 	}
 	return []Finding{{
 		Kind: "slow_steps", Device: s.Device, GainNs: gain, OfNs: total, FloorNs: total - gain, Evidence: list,
 		Share: float64(gain) / float64(max(total, 1)), Formula: "sum of wall − median wall over the outliers except the first step",
-		Text: fmt.Sprintf("Of %d steps, %d took much longer than the median of %s. Step %d (%s) took %s, of which %s more than usual was %s.",
-			s.Count, len(s.Outliers), Duration(s.P50.WallNs), o.Number, o.Name, Duration(o.WallNs), Duration(o.PartExcessNs), why),
+		Text: fmt.Sprintf("Of %d steps, %d took much longer than the median of %s. Number %d (%s) took %s: its %s is %s above the median%s.",
+			s.Count, len(s.Outliers), Duration(s.P50.WallNs), o.Number, o.Name, Duration(o.WallNs), o.Part, Duration(o.PartExcessNs), kernel),
 	}}
 }
 

@@ -45,6 +45,7 @@ export interface TimelineData {
   columns: TimelineColumns | undefined;
   spans: Schemas["Spans"] | undefined;
   gaps: Schemas["Gaps"] | undefined;
+  minSpanNs: number; // the duration of the shortest scope that was asked for
   window: View;
   fetching: boolean;
   error: unknown;
@@ -57,6 +58,8 @@ export function useTimeline(session: SessionState, view: View, extent: View, wid
   const bins = binsOf(w, view, width, session.overview.lanes.length);
   const pixel = Math.floor((view.to - view.from) / Math.max(width, 200));
   const minNs = pixel < 1 ? 0 : 2 ** Math.floor(Math.log2(pixel));
+  // A scope that is shorter than a pixel is drawn as a tick, so that steps are seen from far.
+  const minSpanNs = minNs < 16 ? 0 : minNs / 16;
   const params = { session: session.id };
   const common = { base: session.base, from: w.from, to: w.to };
   const columns = useQuery({
@@ -76,7 +79,7 @@ export function useTimeline(session: SessionState, view: View, extent: View, wid
   const spans = useGet(
     "/sessions/{session}/spans",
     params,
-    { ...common, overlapping: true, min_ns: minNs, sort: "duration", limit: maxSpans },
+    { ...common, overlapping: true, min_ns: minSpanNs, sort: "duration", limit: maxSpans },
     { every: session.every, enabled: width > 0 },
   );
   const gaps = useGet(
@@ -89,6 +92,7 @@ export function useTimeline(session: SessionState, view: View, extent: View, wid
     columns: columns.data,
     spans: spans.data,
     gaps: gaps.data,
+    minSpanNs,
     window: w,
     fetching: columns.isFetching || spans.isFetching || gaps.isFetching,
     error: columns.error ?? spans.error ?? gaps.error,
@@ -510,8 +514,14 @@ function splitSlices(c: TimelineColumns | undefined, dark: boolean): Map<number,
   return result;
 }
 
-/** shown says what the view contains and what it leaves out, in one sentence each. */
-export function shown(data: TimelineData, prepared: Prepared, view: View, tracks: readonly Track[]): string[] {
+/** shown says what the view contains and what it leaves out, in one sentence each. Scopes is their number in the session. */
+export function shown(
+  data: TimelineData,
+  prepared: Prepared,
+  view: View,
+  tracks: readonly Track[],
+  scopes: number,
+): string[] {
   const c = data.columns;
   if (!c) return [];
   const result: string[] = [];
@@ -542,10 +552,15 @@ export function shown(data: TimelineData, prepared: Prepared, view: View, tracks
     );
   }
   if (data.spans?.truncated) result.push(`only the ${count(data.spans.spans.length)} longest scopes`);
+  else if (data.spans && data.minSpanNs > 0 && data.spans.spans.length < scopes)
+    result.push(`no scopes shorter than ${duration(data.minSpanNs)}`);
   if (data.gaps && data.gaps.count > data.gaps.gaps.length) {
     // The gaps are those of the loaded interval, which is wider than the view.
+    const drawn = data.gaps.gaps.length;
     result.push(
-      `the longest ${count(data.gaps.gaps.length)} of ${count(data.gaps.count)} idle gaps in and around the view are drawn`,
+      drawn === 0
+        ? "no idle gap is long enough to draw"
+        : `the longest ${count(drawn)} of ${count(data.gaps.count)} idle gaps in and around the view`,
     );
   }
   return result;

@@ -98,17 +98,26 @@ function Advice({ a }: { a: Analysis }) {
             <p>{f.text}</p>
             {f.gain_at_most_ns > 0 && (
               <p className={ui.muted} title={`${exactDuration(f.gain_at_most_ns)}: ${f.formula}`}>
-                At least {duration(f.active_at_least_ns)} of {duration(f.active_ns)} remain: minus {f.formula}.
+                Without this, at least {duration(f.active_at_least_ns)} of {duration(f.active_ns)} remain (minus{" "}
+                {f.formula}).
               </p>
             )}
             <p>
-              {f.evidence.map((e) => (
-                <span key={e.span}>
-                  <Show start={e.start} ns={1} span={e.span}>
-                    {e.name || e.span}
-                  </Show>{" "}
-                </span>
-              ))}
+              {f.kind === "slow_steps"
+                ? a.steps.outliers.slice(0, 5).map((o) => (
+                    <span key={o.number}>
+                      <Show start={o.start} ns={o.wall_ns} path>
+                        {o.name}
+                      </Show>{" "}
+                    </span>
+                  ))
+                : f.evidence.map((e) => (
+                    <span key={e.span}>
+                      <Show start={e.start} ns={1} span={e.span}>
+                        {e.name || e.span}
+                      </Show>{" "}
+                    </span>
+                  ))}
             </p>
           </li>
         ))}
@@ -263,6 +272,9 @@ function StepsPanel({ a }: { a: Analysis }) {
             <tr>
               <th scope="col">{s.outliers.length ? "Slow step" : "Longest step"}</th>
               <th scope="col" className={ui.right}>
+                Number
+              </th>
+              <th scope="col" className={ui.right}>
                 Wall
               </th>
               <th scope="col">Start</th>
@@ -274,14 +286,17 @@ function StepsPanel({ a }: { a: Analysis }) {
               <tr key={o.number}>
                 <td>
                   <Show start={o.start} ns={o.wall_ns} path>
-                    {`${o.number} ${o.name}`}
+                    {o.name}
                   </Show>
                 </td>
+                <td className={ui.right}>{count(o.number)}</td>
                 <td className={ui.right} title={exactDuration(o.wall_ns)}>
                   {duration(o.wall_ns)}
                 </td>
                 <td>{offset(o.start, 1)}</td>
-                <td>{differs(o)}</td>
+                <td>
+                  <Differs o={o} />
+                </td>
               </tr>
             ))}
           </tbody>
@@ -291,8 +306,33 @@ function StepsPanel({ a }: { a: Analysis }) {
   );
 }
 
-/** differs says what of a slow step is above its median the most. */
-function differs(o: Schemas["AnalysedStep"] & Partial<Schemas["AnalysedOutlier"]>): string {
-  if (!o.part) return "";
-  return `${o.part}: ${duration(o.part_excess_ns ?? 0)} above the median${o.kernel ? `, ${o.kernel}` : ""}`;
+/** Differs says what of a slow step is above its median the most. A kernel is a link to its launches in the step. */
+function Differs({ o }: { o: Schemas["AnalysedStep"] & Partial<Schemas["AnalysedOutlier"]> }) {
+  const session = useSession();
+  if (!o.part) return null;
+  return (
+    <>
+      {o.part}: {duration(o.part_excess_ns ?? 0)} above the median
+      {o.kernel && (
+        <>
+          {", "}
+          <Link
+            to="/sessions/$session/launches"
+            params={{ session: session.id }}
+            search={
+              {
+                from: Math.max(0, o.start),
+                to: o.start + o.wall_ns,
+                operation: "kernel",
+                name: o.kernel,
+                sort: "duration",
+              } as never
+            }
+          >
+            {o.kernel}
+          </Link>
+        </>
+      )}
+    </>
+  );
 }

@@ -11,9 +11,9 @@ import { Badge, Bar, Copy, Failure, Loading, type Made, num, Swatch, ui } from "
 import { CriticalPath } from "./CriticalPath";
 import t from "./timeline.module.css";
 
-/** toSpan is the search of a timeline that shows an interval and selects a span. */
+/** toSpan is the search of a timeline that shows an interval, of 10 µs at least, and selects a span. */
 export function toSpan(span: string | undefined, start: number, ns: number, extent: View): Record<string, unknown> {
-  const v = rounded(around(start, start + ns, extent));
+  const v = rounded(around(start, start + Math.max(ns, 10_000), extent));
   return { from: Math.max(0, v.from), to: v.to, sel: span, at: String(start) };
 }
 

@@ -489,7 +489,7 @@ export function Timeline() {
       )),
     [tracks],
   );
-  const remarks = shown(data, prepared, view, tracks);
+  const remarks = shown(data, prepared, view, tracks, session.overview.session.counts.spans);
   const inView = matches.filter((i) => i.end >= view.from && i.start <= view.to).length;
   return (
     <>
