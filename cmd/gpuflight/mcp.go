@@ -61,16 +61,18 @@ Gains are upper bounds and do not add up.`
 func runMCP(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs := flag.NewFlagSet("mcp", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
-	address := fs.String("url", "http://127.0.0.1:8686", "address of the Collector's query API")
+	address := fs.String("url", defaultURL, "address of the Collector's query API")
 	args, err := parse(fs, args, mcpUsage, stdout)
 	if err != nil {
 		return err
 	}
-	if u, err := url.Parse(*address); err != nil || u.Host == "" {
-		return &usageError{fmt.Errorf("--url %q: write for example http://127.0.0.1:8686", *address)}
+	if err := checkURL(*address); err != nil {
+		return err
 	}
+	ctx, cancel := context.WithCancel(ctx)
 	m := &mcpSource{ctx: ctx, api: queryAPI{*address}, stderr: stderr}
 	defer m.close()
+	defer cancel()
 	for _, path := range args {
 		if _, err := m.load(ctx, path); err != nil {
 			return err
@@ -83,74 +85,114 @@ func runMCP(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	return err
 }
 
-// mcpSource has the sessions of a Collector, and of recordings once one has been opened.
+// mcpSource has the sessions of a Collector, and of recordings once one has been opened. It is safe for
+// concurrent use.
 type mcpSource struct {
 	ctx    context.Context // of the server
 	api    queryAPI
 	stderr io.Writer
 
-	mu     sync.Mutex
-	viewer *viewer
-	dir    string
+	starting sync.Mutex // held while a viewer starts; guards dir
+	dir      string     // "" before the first start
+	mu       sync.Mutex
+	viewer   *viewer // nil before the first start
 }
 
 // load opens a recording and returns all sessions of recordings.
 func (m *mcpSource) load(ctx context.Context, path string) ([]storedSession, error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	if _, err := os.Stat(path); err != nil {
 		return nil, err
 	}
-	if m.viewer == nil {
-		program, err := findCollector()
-		if err != nil {
-			return nil, err
-		}
-		listen, err := freeAddress()
-		if err != nil {
-			return nil, err
-		}
-		dir, err := os.MkdirTemp("", "gpuflight-mcp-")
-		if err != nil {
-			return nil, err
-		}
-		v, err := startViewer(m.ctx, program, dir, listen)
-		if err != nil {
-			return nil, errors.Join(err, os.RemoveAll(dir))
-		}
-		m.viewer, m.dir = v, dir
+	v, err := m.start()
+	if err != nil {
+		return nil, err
 	}
-	return m.viewer.loadAll(ctx, []string{path}, m.stderr)
+	list, err := v.loadAll(ctx, []string{path}, m.stderr)
+	if err != nil && v.hasEnded() {
+		err = v.ended()
+	}
+	return list, err
 }
 
-func (m *mcpSource) close() {
+// start returns the viewer, which it starts if none runs. After an unexpected end, the new one has the same
+// store.
+func (m *mcpSource) start() (*viewer, error) {
+	m.starting.Lock()
+	defer m.starting.Unlock()
+	if err := m.ctx.Err(); err != nil {
+		return nil, err
+	}
+	before := m.current()
+	if before != nil && !before.hasEnded() {
+		return before, nil
+	}
+	program, err := findCollector()
+	if err != nil {
+		return nil, err
+	}
+	listen, err := freeAddress()
+	if err != nil {
+		return nil, err
+	}
+	if m.dir == "" {
+		if m.dir, err = os.MkdirTemp("", "gpuflight-mcp-"); err != nil {
+			return nil, err
+		}
+	}
+	v, err := startViewer(m.ctx, program, m.dir, listen)
+	if err != nil {
+		return nil, err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.viewer != nil {
-		_ = m.viewer.stop()     // the server ends anyway
+	m.viewer = v
+	return v, nil
+}
+
+func (m *mcpSource) current() *viewer {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.viewer
+}
+
+// close stops the viewer. The context of the server must have ended, so that no other one starts.
+func (m *mcpSource) close() {
+	m.starting.Lock()
+	defer m.starting.Unlock()
+	if v := m.current(); v != nil {
+		_ = v.stop() // the server ends anyway
+	}
+	if m.dir != "" {
 		_ = os.RemoveAll(m.dir) // best effort: the folder is temporary
 	}
 }
 
-// apis returns the APIs to search, that of recordings first.
-func (m *mcpSource) apis() []queryAPI {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.viewer != nil {
-		return []queryAPI{m.viewer.api, m.api}
+// apis returns the APIs to search, that of recordings first. It starts a viewer that ended again; the error
+// says why it cannot, and the other API is still valid.
+func (m *mcpSource) apis() ([]queryAPI, error) {
+	v := m.current()
+	if v == nil {
+		return []queryAPI{m.api}, nil
 	}
-	return []queryAPI{m.api}
+	if v.hasEnded() {
+		again, err := m.start()
+		if err != nil {
+			return []queryAPI{m.api}, fmt.Errorf("the recordings cannot be read: %w", err)
+		}
+		v = again
+	}
+	return []queryAPI{v.api, m.api}, nil
 }
 
 // sessions lists the sessions of all APIs. An API that does not answer is an error only if no other does.
 func (m *mcpSource) sessions(ctx context.Context, text string) ([]storedSession, error) {
 	var all []storedSession
-	var last error
 	answered := false
-	for _, api := range m.apis() {
+	apis, last := m.apis()
+	for _, api := range apis {
 		list, err := api.sessions(ctx, text)
 		if err != nil {
-			last = err
+			last = cmp.Or(last, err)
 			continue
 		}
 		answered = true
@@ -172,8 +214,8 @@ func (m *mcpSource) find(ctx context.Context, id string) (*mcpSession, error) {
 	if id == "" {
 		return nil, errors.New("session is empty: use an id of list_sessions")
 	}
-	var last error
-	for _, api := range m.apis() {
+	apis, last := m.apis()
+	for _, api := range apis {
 		s, err := api.find(ctx, id)
 		if err == nil {
 			return &mcpSession{api, s.ID}, nil
@@ -603,15 +645,18 @@ func (m *mcpSource) compare(ctx context.Context, a *mcpCompareArgs) (any, error)
 	return shortLists(answer, limitOf(a.Limit)), err
 }
 
-func (m *mcpSource) ranks(ctx context.Context, a *mcpRanksArgs) (answer any, err error) {
+func (m *mcpSource) ranks(ctx context.Context, a *mcpRanksArgs) (any, error) {
 	n := limitOf(a.Limit)
-	for _, api := range m.apis() {
-		q := url.Values{"run": {a.Run}, "limit": {strconv.Itoa(n)}}
-		if err = getExact(ctx, api, "/ranks", q, &answer); err == nil {
+	apis, last := m.apis()
+	for _, api := range apis {
+		var answer any
+		err := getExact(ctx, api, "/ranks", url.Values{"run": {a.Run}, "limit": {strconv.Itoa(n)}}, &answer)
+		if err == nil {
 			return shortLists(answer, n), nil
 		}
+		last = cmp.Or(last, err)
 	}
-	return nil, err
+	return nil, last
 }
 
 // shortLists returns JSON with at most n values of each list.

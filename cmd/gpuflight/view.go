@@ -323,6 +323,16 @@ func (v *viewer) post(ctx context.Context, signal string, body []byte) error {
 	return nil
 }
 
+// hasEnded reports whether the Collector has ended.
+func (v *viewer) hasEnded() bool {
+	select {
+	case <-v.done:
+		return true
+	default:
+		return false
+	}
+}
+
 // ended describes an end of the Collector that was not requested.
 func (v *viewer) ended() error {
 	return fmt.Errorf("%s ended (%v): %s", collectorName, v.cmd.ProcessState, v.tail())
@@ -330,10 +340,8 @@ func (v *viewer) ended() error {
 
 // stop ends the Collector.
 func (v *viewer) stop() error {
-	select {
-	case <-v.done:
+	if v.hasEnded() {
 		return nil
-	default:
 	}
 	if err := v.cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return err

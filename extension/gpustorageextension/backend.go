@@ -27,7 +27,7 @@ type backend struct {
 	active    *activity
 	// api is the backend with what its store can do.
 	api   store.Backend
-	ended chan ended // to analyse
+	ended chan ended // to analyse; seal does not wait for space
 	// These are for analyse only: the jobs and stragglers on metrics, and the last runs whose ranks were compared.
 	jobs       map[job]struct{}
 	stragglers map[straggler]struct{}

@@ -367,6 +367,36 @@ func TestMaintenance_SealAndRetain(t *testing.T) {
 	}, metricdatatest.IgnoreTimestamp())
 }
 
+// TestMaintenance_AnalysisBehind seals more sessions than wait for their analysis.
+func TestMaintenance_AnalysisBehind(t *testing.T) {
+	g, tel := start(t, t.TempDir(), nil)
+	b := g.backends["a"]
+	b.stop() // the test does maintenance
+	b.done.Wait()
+	b.ended = make(chan ended, 1)
+	for _, id := range []string{"s", "t"} {
+		batch := spans(id, 3)[0]
+		batch.Ops = []store.Op{{StartNs: 1, EndNs: 2, Span: 9}}
+		_, err := b.Write(t.Context(), []*store.Batch{batch})
+		require.NoError(t, err)
+	}
+	now := time.Now()
+	b.active.now = func() time.Time { return now.Add(sealAfter + time.Minute) }
+	b.seal(t.Context())
+	for _, id := range []string{"s", "t"} {
+		info, err := b.Session(t.Context(), "", id)
+		require.NoError(t, err)
+		assert.True(t, info.Sealed, id)
+	}
+	assert.Equal(t, 1, b.active.len(), "the second session waits")
+	first := <-b.ended
+	b.seal(t.Context())
+	assert.Zero(t, b.active.len())
+	second := <-b.ended
+	assert.ElementsMatch(t, []string{"s", "t"}, []string{first.id, second.id})
+	assert.EqualValues(t, 2, value(t, tel, "extension_gpu_storage_sealed"))
+}
+
 var _ component.Component = (*gpuStorage)(nil)
 
 // value sums the data points of a metric. For a histogram it is their count.

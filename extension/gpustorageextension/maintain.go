@@ -167,14 +167,14 @@ func (b *backend) seal(ctx context.Context) {
 			b.logger.Warn("cannot seal a session", zap.String("project", s.project), zap.String("session", s.id), zap.Error(err))
 			continue
 		default:
-			b.telemetry.ExtensionGpuStorageSealed.Add(ctx, 1, b.attributes())
 			if ops := b.active.count(s); ops > 0 {
 				select {
 				case b.ended <- ended{s, ops}:
-				case <-ctx.Done():
-					return
+				default:
+					continue // the analysis is behind: the next call tries again
 				}
 			}
+			b.telemetry.ExtensionGpuStorageSealed.Add(ctx, 1, b.attributes())
 		}
 		b.active.removeIdle(s, last)
 	}

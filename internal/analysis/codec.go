@@ -168,11 +168,7 @@ func (c *codec) step(s *Step) {
 }
 
 func (c *codec) gap(g *Gap) {
-	cause := uint64(g.Cause)
-	c.uint(&cause)
-	if g.Cause = Cause(cause); g.Cause >= numCauses {
-		g.Cause = Unknown
-	}
+	c.cause(&g.Cause)
 	c.ints(&g.StartNs, &g.EndNs, &g.PartNs)
 	c.sums(&g.Idle)
 	for _, p := range []**Ref{&g.Before, &g.After} {

@@ -5,8 +5,8 @@ package analysis
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
-	"time"
 )
 
 const (
@@ -203,16 +203,16 @@ func stepFindings(s *Steps) []Finding {
 	}}
 }
 
-// Duration formats nanoseconds with three digits.
-func Duration(ns int64) string {
-	d := time.Duration(ns)
-	switch {
-	case d >= time.Second:
-		return fmt.Sprintf("%.2f s", d.Seconds())
-	case d >= time.Millisecond:
-		return fmt.Sprintf("%.3g ms", float64(ns)/1e6)
-	case d >= time.Microsecond:
-		return fmt.Sprintf("%.3g µs", float64(ns)/1e3)
+// Duration formats nanoseconds with three digits, from seconds on with two after the point.
+func Duration[T int64 | float64](ns T) string {
+	v := float64(ns)
+	switch d := math.Abs(v); {
+	case d >= 1e9:
+		return fmt.Sprintf("%.2f s", v/1e9)
+	case d >= 1e6:
+		return fmt.Sprintf("%.3g ms", v/1e6)
+	case d >= 1e3:
+		return fmt.Sprintf("%.3g µs", v/1e3)
 	}
-	return fmt.Sprintf("%d ns", ns)
+	return fmt.Sprintf("%.0f ns", v)
 }

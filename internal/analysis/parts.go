@@ -53,8 +53,8 @@ type keeper interface {
 	value(ctx context.Context, name string) ([]byte, error)
 	// keep keeps a value, or forgets it if it is nil.
 	keep(ctx context.Context, name string, value []byte) error
-	// scopeSums returns sums of the scopes that overlap an interval in units of the grid.
-	scopeSums(ctx context.Context, from, to int64) ([]store.ScopeSum, error)
+	// scopeSums calls visit with sums of the scopes that overlap an interval in units of the grid, by time.
+	scopeSums(ctx context.Context, from, to int64, visit func(*store.ScopeSum) error) error
 	// operations returns the number of operations of the session.
 	operations(ctx context.Context) (int64, error)
 	// bins returns the numbers of operations that start in each unit of an interval of at most partBins
@@ -161,7 +161,7 @@ func planParts(ctx context.Context, k keeper, from, to int64) (list []part, err 
 }
 
 // partsOf returns the parts that cover an interval: kept ones, and new ones between them. Their numbers of
-// operations are the present ones.
+// operations are the present ones. It forgets kept ones that overlap others.
 func (a *analysis) partsOf(ctx context.Context, k keeper, from, to int64) (list []part, err error) {
 	_, grid := k.partSize()
 	from, to = from/grid*grid, (to+grid-1)/grid*grid
@@ -177,11 +177,15 @@ func (a *analysis) partsOf(ctx context.Context, k keeper, from, to int64) (list 
 	}
 	for _, name := range names {
 		p, ok := parsePart(name)
-		if !ok || p.to <= at && p.from != at || p.from >= to || p.from%grid != 0 || p.to%grid != 0 {
+		if !ok || p.from < from || p.from >= to {
 			continue
 		}
-		if p.from < at {
-			continue // it overlaps another one, which an earlier process kept
+		if p.from < at || p.from%grid != 0 || p.to%grid != 0 {
+			// It overlaps another one, or another build kept it.
+			if err := errors.Join(a.keep(ctx, k, name, nil), a.keep(ctx, k, p.groupsName(), nil)); err != nil {
+				return nil, err
+			}
+			continue
 		}
 		if p.from > at {
 			if err := plan(p.from); err != nil {
@@ -200,6 +204,10 @@ func (a *analysis) partsOf(ctx context.Context, k keeper, from, to int64) (list 
 	return list, err
 }
 
+// markersName is the kept value with the markers, after the begin of the session and the number of operations
+// that they are of.
+const markersName = "markers"
+
 // keptMarkers is findMarkers for a source that keeps them.
 func (a *analysis) keptMarkers(ctx context.Context, k keeper, first, last int64, deadline time.Time) (map[string]string, error) {
 	list, err := a.partsOf(ctx, k, first, last)
@@ -208,17 +216,18 @@ func (a *analysis) keptMarkers(ctx context.Context, k keeper, first, last int64,
 	}
 	var ops int64
 	i := slices.IndexFunc(list, func(p part) bool { ops += p.ops; return ops > maxPatternOps })
-	name := fmt.Sprintf("markers-%016x-%x", uint64(first), ops)
 	if i >= 0 {
 		list = list[:i+1]
-		b, err := k.value(ctx, name)
+		b, err := k.value(ctx, markersName)
 		if err != nil {
 			return nil, err
 		}
 		if c := openKept(b); c != nil {
+			var from, of int64
 			var markers map[string]string
+			c.ints(&from, &of)
 			entries(c, &markers, func(id, marker *string) { c.text(id); c.text(marker) })
-			if c.in.OK() {
+			if c.in.OK() && from == first && of == ops {
 				return markers, nil
 			}
 		}
@@ -237,8 +246,9 @@ func (a *analysis) keptMarkers(ctx context.Context, k keeper, first, last int64,
 	markers, failed := p.markers(err)
 	if failed == nil && errors.Is(err, errEnough) {
 		c := newKept()
+		c.ints(&first, &ops)
 		entries(c, &markers, func(id, marker *string) { c.text(id); c.text(marker) })
-		failed = a.keep(ctx, k, name, c.closed())
+		failed = a.keep(ctx, k, markersName, c.closed())
 	}
 	return markers, failed
 }
@@ -293,20 +303,18 @@ func openKept(b []byte) *codec {
 
 // sweepParts sweeps over the interval of the analysis, and uses and keeps parts.
 func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Options) error {
-	size, grid := k.partSize()
+	size, _ := k.partSize()
 	list, err := a.partsOf(ctx, k, a.from, a.to)
 	if err != nil {
 		return err
 	}
-	sums, err := k.scopeSums(ctx, list[0].from, list[len(list)-1].to)
-	if err != nil {
+	if a.scopeSums, err = sumScopes(ctx, k, list); err != nil {
 		return err
 	}
-	a.scopeSums = newScopeSums(sums)
 	for i := range list {
 		p := &list[i]
 		begin := max(p.from, a.from)
-		key := a.partKey(p, grid)
+		key := a.partKey(p)
 		whole := p.from >= a.from || a.from == first
 		if whole && p.to <= a.to && p.name != "" {
 			used, err := a.use(ctx, k, p, key, o.profile != nil)
@@ -333,7 +341,7 @@ func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Opti
 			}
 			continue
 		}
-		if err := a.sweepPart(ctx, k, p, key, begin, grid, o); err != nil {
+		if err := a.sweepPart(ctx, k, p, key, begin, o); err != nil {
 			return err
 		}
 	}
@@ -371,7 +379,7 @@ func (a *analysis) countParts(ctx context.Context, k keeper, list []part) error 
 
 // partKey returns the key of what a part depends on besides its operations and the carries: the rule of
 // steps, and the scopes that its gaps and steps can need.
-func (a *analysis) partKey(p *part, grid int64) string {
+func (a *analysis) partKey(p *part) string {
 	from := p.from // of the scopes
 	for _, d := range a.order {
 		from = min(from, d.now)
@@ -387,30 +395,46 @@ func (a *analysis) partKey(p *part, grid int64) string {
 	for _, id := range slices.Sorted(maps.Keys(a.markers)) {
 		rule += "\x00" + id + "\x00" + a.markers[id]
 	}
-	return fmt.Sprintf("%d %x %d %s", p.ops, a.scopeSums.of(from/grid*grid, p.to), last, rule)
+	return fmt.Sprintf("%d %x %d %s", p.ops, a.scopeSums.of(from, p.to), last, rule)
 }
 
-// scopeSums has the exclusive or of the hashes of the scopes that start, and that end, up to a bin.
+// scopeSums has, for each bound of parts in order, the exclusive or of the hashes of the scopes that start,
+// and that end, before it.
 type scopeSums []store.ScopeSum
 
-func newScopeSums(bins []store.ScopeSum) scopeSums {
-	for i := range bins[min(1, len(bins)):] {
-		bins[i+1].Starts ^= bins[i].Starts
-		bins[i+1].Ends ^= bins[i].Ends
+// sumScopes returns the sums for parts that follow one another.
+func sumScopes(ctx context.Context, k keeper, list []part) (sums scopeSums, err error) {
+	at := store.ScopeSum{FromNs: list[0].from}
+	next := func() { // adds the sums before a bound
+		sums = append(sums, at)
+		if n := len(sums); n <= len(list) {
+			at.FromNs = list[n-1].to
+		}
 	}
-	return bins
+	err = k.scopeSums(ctx, list[0].from, list[len(list)-1].to, func(x *store.ScopeSum) error {
+		for len(sums) <= len(list) && at.FromNs <= x.FromNs {
+			next()
+		}
+		at.Starts ^= x.Starts
+		at.Ends ^= x.Ends
+		return nil
+	})
+	for len(sums) <= len(list) {
+		next()
+	}
+	return sums, err
 }
 
-// of returns the sum of the scopes that start before to and end at or after from. Both are on the grid.
-func (s scopeSums) of(from, to int64) uint64 {
-	before := func(t int64) store.ScopeSum {
-		i, _ := slices.BinarySearchFunc(s, t, func(x store.ScopeSum, t int64) int { return cmp.Compare(x.FromNs, t) })
-		if i == 0 {
-			return store.ScopeSum{}
+// of returns the sum of the scopes that start before a bound and end at or after the last bound up to from.
+func (s scopeSums) of(from, bound int64) uint64 {
+	before := func(t int64) *store.ScopeSum {
+		i, ok := slices.BinarySearchFunc(s, t, func(x store.ScopeSum, t int64) int { return cmp.Compare(x.FromNs, t) })
+		if !ok {
+			i = max(i-1, 0)
 		}
-		return s[i-1]
+		return &s[i]
 	}
-	return before(to).Starts ^ before(from).Ends
+	return before(bound).Starts ^ before(from).Ends
 }
 
 // use adds a kept part and returns true, or false if it is not of these rows or has no groups that are needed.
@@ -486,7 +510,7 @@ func (n *counts) add(o *counts) {
 }
 
 // sweepPart sweeps over a part and keeps the result.
-func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, key string, begin, grid int64, o Options) error {
+func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, key string, begin int64, o Options) error {
 	before := a.carries()
 	if a.profile == nil {
 		a.profile = &profiler{}
@@ -522,7 +546,7 @@ func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, key string,
 			}
 		}
 		b := c.closed()
-		if err := a.keep(ctx, k, p.groupsName(), a.keptGroups(p, grid, b)); err != nil {
+		if err := a.keep(ctx, k, p.groupsName(), a.keptGroups(p, b)); err != nil {
 			return err
 		}
 		return a.keep(ctx, k, kept.named(), b)
@@ -533,10 +557,10 @@ func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, key string,
 func (p *part) groupsName() string { return fmt.Sprintf("groups-%016x", uint64(p.from)) }
 
 // keptGroups bounds the groups of all devices after the sweep over a part, and returns what to keep of them.
-func (a *analysis) keptGroups(p *part, grid int64, part []byte) []byte {
+func (a *analysis) keptGroups(p *part, part []byte) []byte {
 	c := newKept()
 	of := uint64(crc32.ChecksumIEEE(partBody(part)))
-	scopes := a.scopeSums.of(a.profile.earliest/grid*grid, p.to)
+	scopes := a.scopeSums.of(a.profile.earliest, p.to)
 	c.uint(&of)
 	c.bools(&a.profile.more)
 	c.ints(&a.profile.earliest)
@@ -560,7 +584,6 @@ func (a *analysis) useGroups(ctx context.Context, k keeper, p *part, part []byte
 	if err != nil || c == nil {
 		return false, err
 	}
-	_, grid := k.partSize()
 	var of, scopes uint64
 	var more bool
 	var earliest int64
@@ -568,7 +591,7 @@ func (a *analysis) useGroups(ctx context.Context, k keeper, p *part, part []byte
 	c.bools(&more)
 	c.ints(&earliest)
 	c.uint(&scopes)
-	if of != uint64(crc32.ChecksumIEEE(partBody(part))) || more != a.profile.more || scopes != a.scopeSums.of(earliest/grid*grid, p.to) {
+	if of != uint64(crc32.ChecksumIEEE(partBody(part))) || more != a.profile.more || scopes != a.scopeSums.of(earliest, p.to) {
 		return false, nil
 	}
 	var all map[string]*groups

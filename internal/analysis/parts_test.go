@@ -32,6 +32,7 @@ type keeping struct {
 	queries int
 	full    bool
 	ops     int64 // of a part
+	times   int64 // bins returns so many times the operations, 0 is 1
 }
 
 const keepingGrid = 16 * µs
@@ -44,6 +45,11 @@ func (k *keeping) partSize() (ops, grid int64) { return k.ops, keepingGrid }
 
 func (k *keeping) names(context.Context) ([]string, error) {
 	return slices.Sorted(maps.Keys(k.values)), nil
+}
+
+// parts returns the names of the kept parts.
+func (k *keeping) parts() []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(k.values)), func(name string) bool { return !strings.HasPrefix(name, "part-") })
 }
 
 func (k *keeping) value(_ context.Context, name string) ([]byte, error) { return k.values[name], nil }
@@ -66,21 +72,31 @@ func (k *keeping) bins(_ context.Context, from, to, unit int64) ([]int64, error)
 	bins := make([]int64, (to-from)/unit)
 	for i := range k.rows.ops {
 		if t := k.rows.ops[i].StartNs; t >= from && t < to {
-			bins[(t-from)/unit]++
+			bins[(t-from)/unit] += max(k.times, 1)
 		}
 	}
 	return bins, nil
 }
 
-func (k *keeping) scopeSums(context.Context, int64, int64) (list []store.ScopeSum, err error) {
+func (k *keeping) scopeSums(_ context.Context, _, _ int64, visit func(*store.ScopeSum) error) error {
+	var list []store.ScopeSum
 	for i := range k.rows.spans {
 		s := &k.rows.spans[i]
-		h := fnvOf(fmt.Sprint(s.StartNs, s.EndNs, s.Span.Span, s.Parent, s.Name))
+		h := hashOf(s)
 		list = append(list, store.ScopeSum{FromNs: s.StartNs / keepingGrid * keepingGrid, Starts: h},
 			store.ScopeSum{FromNs: max(s.StartNs, s.EndNs) / keepingGrid * keepingGrid, Ends: h})
 	}
 	slices.SortFunc(list, func(a, b store.ScopeSum) int { return cmp.Compare(a.FromNs, b.FromNs) })
-	return list, nil
+	for i := range list {
+		if err := visit(&list[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func hashOf(s *store.SpanRow) uint64 {
+	return fnvOf(fmt.Sprint(s.StartNs, s.EndNs, s.Span.Span, s.Parent, s.Name))
 }
 
 func (k *keeping) scan(ctx context.Context, from, to int64, _ bool, visit func(*store.OpRow) error) error {
@@ -238,6 +254,49 @@ func TestRun_PartsAreUsed(t *testing.T) {
 	}
 }
 
+// TestRun_KeptMarkers has markers that are of other rows, and of these.
+func TestRun_KeptMarkers(t *testing.T) {
+	r := train(60, func(p *program, _ int) { kernels(p, 10, 20*µs) }).reader()
+	r.spans = nil
+	k := r.keeping()
+	k.times = maxPatternOps + 1
+	a := &analysis{}
+	list, err := a.partsOf(t.Context(), k, r.first, r.last)
+	require.NoError(t, err)
+	want := map[string]string{"GPU-1": "kept"}
+	for _, other := range []int64{1, 0} {
+		first, ops := r.first, list[0].ops+other
+		c := newKept()
+		c.ints(&first, &ops)
+		entries(c, &want, func(id, marker *string) { c.text(id); c.text(marker) })
+		k.values[markersName] = c.closed()
+		a := &analysis{shapes: map[uint32]*shapeInfo{}}
+		got, err := a.findMarkers(t.Context(), k, r.first, r.last, time.Time{})
+		require.NoError(t, err)
+		assert.Equal(t, other == 0, maps.Equal(want, got), got)
+	}
+}
+
+// TestRun_PartsThatOverlap has kept parts that no analysis uses.
+func TestRun_PartsThatOverlap(t *testing.T) {
+	r := train(60, func(p *program, _ int) { kernels(p, 10, 20*µs) }).reader()
+	k := r.keeping()
+	analysed(t, k, Options{})
+	parts := k.parts()
+	p, ok := parsePart(parts[5])
+	require.True(t, ok)
+	for _, x := range []part{{from: p.from, to: p.to + keepingGrid, ops: p.ops}, {from: p.to - keepingGrid, to: p.to, ops: 1}, {from: p.from + 1, to: p.to + 1, ops: 1}} {
+		k.values[x.named()] = k.values[p.name]
+	}
+	k.values[(&part{from: p.to - keepingGrid}).groupsName()] = []byte("groups")
+	before := len(k.values)
+	analysed(t, k, Options{From: p.to, To: r.last})
+	assert.Len(t, k.values, before, "an interval that begins later")
+	analysed(t, k, Options{})
+	assert.Equal(t, parts, k.parts())
+	assert.LessOrEqual(t, len(k.values), 2*len(parts), "one value of groups for each part")
+}
+
 // TestRun_PartsOfDecades has an operation before the others whose clock was not set.
 func TestRun_PartsOfDecades(t *testing.T) {
 	r := train(60, func(p *program, _ int) { kernels(p, 10, 20*µs) }).reader()
@@ -265,6 +324,27 @@ func TestRun_PartsAreNotKept(t *testing.T) {
 	assert.Equal(t, int64(60), r.Steps.Count)
 	_, err := runWith(t.Context(), k, Options{}, &Update{})
 	assert.ErrorContains(t, err, "no space left on device")
+}
+
+func TestSumScopes(t *testing.T) {
+	k := random(3).keeping()
+	list := []part{{from: 10 * keepingGrid, to: 20 * keepingGrid}, {from: 20 * keepingGrid, to: 21 * keepingGrid}, {from: 21 * keepingGrid, to: 60 * keepingGrid}}
+	sums, err := sumScopes(t.Context(), k, list)
+	require.NoError(t, err)
+	require.Len(t, sums, len(list)+1, "one for each bound, however many scopes there are")
+	want := func(from, to int64) (sum uint64) {
+		for i := range k.rows.spans {
+			if s := &k.rows.spans[i]; s.StartNs/keepingGrid < to && max(s.StartNs, s.EndNs)/keepingGrid >= from {
+				sum ^= hashOf(s)
+			}
+		}
+		return sum
+	}
+	for _, c := range []struct{ from, bound, last int64 }{{10, 20, 10}, {15, 20, 10}, {20, 21, 20}, {59, 60, 21}, {12, 60, 10}} {
+		sum := want(c.last, c.bound)
+		assert.NotZero(t, sum, c)
+		assert.Equal(t, sum, sums.of(c.from*keepingGrid+1, c.bound*keepingGrid), c)
+	}
 }
 
 func TestKeepParts(t *testing.T) {
@@ -371,21 +451,43 @@ func TestRun_ManySteps(t *testing.T) {
 	assert.False(t, r.Steps.More)
 }
 
+// FuzzPart changes what follows the key and the carry before a part, so that the analysis reads it.
 func FuzzPart(f *testing.F) {
-	k := random(7).keeping()
+	rows := random(7)
+	rows.spans = nil
+	k := rows.keeping()
 	if _, err := Run(f.Context(), k, Options{}); err != nil {
 		f.Fatal(err)
 	}
-	for _, b := range k.values {
-		f.Add(b[:len(b)-4])
+	names := k.parts()
+	original := maps.Clone(k.values)
+	heads := map[string][]byte{}
+	for i, name := range names {
+		b := original[name]
+		c := openKept(b)
+		var counted bool
+		var key string
+		var before, after []byte
+		c.bools(&counted)
+		c.text(&key)
+		c.sized(&before)
+		heads[name] = b[:len(b)-4-len(c.in.Rest)]
+		c.sized(&after)
+		f.Add(uint8(i), i%2 == 1, after, c.in.Rest)
 	}
-	f.Fuzz(func(t *testing.T, b []byte) {
-		c := newKept()
-		c.out = b
-		for name := range k.values {
-			k.values[name] = c.closed()
+	f.Fuzz(func(t *testing.T, i uint8, update bool, after, rest []byte) {
+		name := names[int(i)%len(names)]
+		c := &codec{out: slices.Clone(heads[name])}
+		c.sized(&after)
+		c.out = append(c.out, rest...)
+		k.values = maps.Clone(original)
+		k.values[name] = c.closed()
+		var err error
+		if update {
+			_, err = keepParts(t.Context(), k, true)
+		} else {
+			_, err = Run(t.Context(), k, Options{})
 		}
-		_, err := Run(t.Context(), k, Options{})
 		require.NoError(t, err)
 	})
 }

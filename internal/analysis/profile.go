@@ -34,6 +34,8 @@ type Profile struct {
 	Kernels, Shapes, Scopes []*Group
 	// ManyScopes says that the session has more than 200,000 scopes. Scopes is then empty.
 	ManyScopes bool
+	// More says that there are 2000 or more kernels, shapes or scopes. Those that come later are in no group.
+	More bool
 	// KernelNs is the sum of all durations of kernels, with steps only of those in steps.
 	KernelNs int64
 }
@@ -339,6 +341,7 @@ func (x *groups) finish(out *Profile, d *device) {
 		}
 	}
 	for kind, to := range []*[]*Group{&out.Kernels, &out.Shapes, &out.Scopes} {
+		out.More = out.More || len(x.all[kind]) >= maxGroups
 		for _, g := range x.sorted(kind) {
 			g.Steps.Size = max(g.Steps.Size, 1)
 			switch {
@@ -388,6 +391,7 @@ func (p *profiler) scopeCalls(out *Profile, scopes []Scope) {
 		g.Count++
 		g.SumNs += s.EndNs - s.StartNs
 	}
+	out.More = out.More || len(groups) >= maxGroups
 }
 
 // pathTree has the paths of scopes. Path 0 is outside of all.

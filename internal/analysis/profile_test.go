@@ -162,6 +162,7 @@ func TestNewProfile_NoSteps(t *testing.T) {
 	}
 	x := profileOf(t, p.reader())
 	assert.Empty(t, x.Steps)
+	assert.False(t, x.More)
 	other := find(t, x.Kernels, "other")
 	assert.Equal(t, []Cell{{1, µs}, {1, 2 * µs}, {1, 3 * µs}}, other.Calls.Cells)
 	assert.Equal(t, []int64{3, 6 * µs, 36 * µs}, []int64{other.Count, other.SumNs, x.KernelNs})
@@ -182,6 +183,7 @@ func TestNewProfile_Bounds(t *testing.T) {
 	x := profileOf(t, p.reader())
 	assert.Len(t, x.Shapes, maxGroups)
 	assert.LessOrEqual(t, len(x.Kernels), maxGroups)
+	assert.True(t, x.More)
 }
 
 // TestNewProfile_ManyScopes has more scopes than those that decide which ones are steps, then more than

@@ -64,8 +64,8 @@ func (s *scanReader) scopes(ctx context.Context, from, to int64, prefixes []stri
 	return list, more, err
 }
 
-func (s *scanReader) scopeSums(ctx context.Context, from, to int64) ([]store.ScopeSum, error) {
-	return s.store.ScopeSums(ctx, s.query(from, to), partShift)
+func (s *scanReader) scopeSums(ctx context.Context, from, to int64, visit func(*store.ScopeSum) error) error {
+	return s.store.ScopeSums(ctx, s.query(from, to), partShift, visit)
 }
 
 func (*scanReader) partSize() (ops, grid int64) { return partOps, partGrid }

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/gpuflight/gpuflight/internal/analysis"
 	"github.com/gpuflight/gpuflight/internal/analysis/compare"
 )
 
@@ -222,7 +223,7 @@ func (d *Diff) calls(x *compare.Change) string {
 }
 
 // ns formats nanoseconds with three digits, in little space.
-func ns(v float64) string { return strings.ReplaceAll(compare.Duration(v), " ", "") }
+func ns(v float64) string { return strings.ReplaceAll(analysis.Duration(v), " ", "") }
 
 func mean(s compare.Sums) string {
 	if s.Count == 0 {

@@ -19,9 +19,10 @@ func Bucket(ns int64) uint16 {
 	return uint16(e*16 + int(uint64(ns)>>(e-4)&15))
 }
 
-// BucketBounds returns the smallest and the largest duration of a bucket.
+// BucketBounds returns the smallest and the largest duration of a bucket. No duration has the buckets 16 to
+// 63, but a damaged file may; they are those of as many nanoseconds.
 func BucketBounds(bucket uint16) (lo, hi int64) {
-	if bucket < 16 {
+	if bucket < 64 {
 		return int64(bucket), int64(bucket)
 	}
 	e := int(bucket) / 16

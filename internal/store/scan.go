@@ -18,10 +18,10 @@ type Scanner interface {
 	// ScanScopes calls visit for each scope in the same way. With prefixes, its name begins with one of
 	// them. A row has StartNs, EndNs, Span, Parent and Name.
 	ScanScopes(ctx context.Context, q ScanQuery, prefixes []string, visit func(*Span) error) error
-	// ScopeSums returns a sum of the scopes that the query selects for each bin of 2^shift ns in which one
-	// starts or ends, by time. Sums differ if scopes do, but for collisions of 64 bits. A new version of
-	// the store may have other sums.
-	ScopeSums(ctx context.Context, q ScanQuery, shift uint8) ([]ScopeSum, error)
+	// ScopeSums calls visit with a sum of the scopes that the query selects for each bin of 2^shift ns in
+	// which one starts or ends, by time. Sums differ if scopes do, but for collisions of 64 bits. A new
+	// version of the store may have other sums. An error of visit ends the call, which returns it.
+	ScopeSums(ctx context.Context, q ScanQuery, shift uint8, visit func(*ScopeSum) error) error
 
 	// Keep keeps a value in the place of an earlier one with its name, or forgets it if it is nil. A
 	// session that does not exist gives ErrNotFound.

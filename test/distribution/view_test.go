@@ -29,7 +29,7 @@ const viewLimit = 2 * time.Minute
 // viewRun is a gpuflight view with its own port and a temporary folder.
 type viewRun struct {
 	cmd  *exec.Cmd
-	out  lockedBuffer
+	out  process.Output
 	temp string
 	ui   string
 	done chan error

@@ -5,7 +5,6 @@
 package inject
 
 import (
-	"bytes"
 	"encoding/json"
 	"net/http"
 	"os"
@@ -13,7 +12,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -24,24 +22,6 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-// output is what a program has written so far.
-type output struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (o *output) Write(b []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.Write(b)
-}
-
-func (o *output) String() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.buf.String()
-}
-
 // TestTrace_View checks that the recording is in the UI after the command, and that the command's
 // exit code remains.
 func TestTrace_View(t *testing.T) {
@@ -51,7 +31,7 @@ func TestTrace_View(t *testing.T) {
 	args := slices.Concat([]string{"trace", "--view"}, b.flags, []string{"--", "sh", "-c", `"$@"; exit 3`, "sh", b.python, b.work, "plain"})
 	cmd := exec.Command(b.gpuflight, args...)
 	cmd.Env = append(slices.Clone(b.environ), "PATH="+path+":"+os.Getenv("PATH"), "TMPDIR="+temp)
-	var out output
+	var out process.Output
 	cmd.Stdout, cmd.Stderr = &out, &out
 	require.NoError(t, cmd.Start())
 	done := make(chan error, 1)

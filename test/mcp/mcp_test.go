@@ -7,10 +7,15 @@ package mcp_test
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -31,7 +36,8 @@ const maxAnswer = 64 << 10
 
 type client struct {
 	*mcp.ClientSession
-	t *testing.T
+	t   *testing.T
+	cmd *exec.Cmd
 }
 
 // connect starts gpuflight mcp with arguments.
@@ -44,7 +50,7 @@ func connect(t *testing.T, args ...string) *client {
 	s, err := mcp.NewClient(&mcp.Implementation{Name: "test", Version: "1"}, nil).Connect(ctx, &mcp.CommandTransport{Command: cmd}, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, s.Close()) })
-	return &client{s, t}
+	return &client{s, t, cmd}
 }
 
 // call returns the text of an answer, and whether it is an error.
@@ -130,6 +136,55 @@ func TestMCP_Recording(t *testing.T) {
 	require.Len(t, opened.Sessions, 1)
 	assert.Equal(t, "item", opened.Sessions[0].Service)
 	checkTools(t, c, opened.Sessions[0].ID)
+}
+
+// TestMCP_Concurrent calls a tool while a recording loads, here from a pipe without a writer.
+func TestMCP_Concurrent(t *testing.T) {
+	recording := setUp(t)
+	c := connect(t, "--url", "http://"+process.FreePort(t), recording)
+	pipe := filepath.Join(t.TempDir(), "pipe.otlp.jsonl")
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
+	var loading sync.WaitGroup
+	loading.Go(func() {
+		r, err := c.CallTool(t.Context(), &mcp.CallToolParams{Name: "open_recording", Arguments: map[string]any{"path": pipe}})
+		if assert.NoError(t, err) {
+			assert.False(t, r.IsError, r.Content)
+		}
+	})
+	writer, err := os.OpenFile(pipe, os.O_WRONLY, 0) // returns when gpuflight reads
+	require.NoError(t, err)
+	var list sessions
+	c.get("list_sessions", nil, &list)
+	assert.Len(t, list.Sessions, 1)
+	require.NoError(t, writer.Close())
+	loading.Wait()
+}
+
+// TestMCP_CollectorEnds kills the Collector that has the recordings.
+func TestMCP_CollectorEnds(t *testing.T) {
+	recording := setUp(t)
+	c := connect(t, "--url", "http://"+process.FreePort(t), recording)
+	var before, after sessions
+	c.get("list_sessions", nil, &before)
+	require.Len(t, before.Sessions, 1)
+	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", c.cmd.Process.Pid))
+	require.NoError(t, err)
+	var children []string
+	for _, list := range lists {
+		text, err := os.ReadFile(list)
+		require.NoError(t, err)
+		children = append(children, strings.Fields(string(text))...)
+	}
+	require.Len(t, children, 1)
+	pid, err := strconv.Atoi(children[0])
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+	require.Eventually(t, func() bool { // gpuflight does not know of the end at once
+		_, failed := c.call("list_sessions", nil)
+		return !failed
+	}, time.Minute, 10*time.Millisecond)
+	c.get("list_sessions", nil, &after)
+	assert.Equal(t, before, after)
 }
 
 func TestMCP_Collector(t *testing.T) {

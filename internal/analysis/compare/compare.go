@@ -132,6 +132,7 @@ func Sessions(a, b *analysis.Profile) *Comparison {
 	c.judge(s)
 	c.warn(s)
 	c.Text = c.sentence()
+	c.Kernels, c.Shapes, c.Scopes = first(c.Kernels), first(c.Shapes), first(c.Scopes)
 	return c
 }
 

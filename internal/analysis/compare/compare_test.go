@@ -217,6 +217,22 @@ func TestSessions_NoSteps(t *testing.T) {
 	assert.NotContains(t, string(b), "null")
 }
 
+// TestSessions_ManyKernels has more kernels than a list has rows and a profile has groups.
+func TestSessions_ManyKernels(t *testing.T) {
+	var kernels []*analysis.Group
+	for i := range maxListed + 7 {
+		kernels = append(kernels, group(fmt.Sprint("kernel ", i), 40, 1, 1000))
+	}
+	a, b := synthetic(1, 40, 0, kernels...), synthetic(2, 40, 0, kernels...)
+	b.More = true
+	c := Sessions(a, b)
+	assert.Len(t, c.Kernels, maxListed)
+	assert.Equal(t, []string{
+		"A session has 2,000 or more kernels, shapes or scopes. Those that come later are not compared.",
+		"A list has 1007 rows. Those with the smallest effects, beyond 1,000, are not shown.",
+	}, c.Warnings)
+}
+
 // TestSessions_LongSessions compares a long session with a short one.
 func TestSessions_LongSessions(t *testing.T) {
 	long, short := 5000, 40

@@ -4,10 +4,8 @@ package compare
 
 import (
 	"fmt"
-	"math"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/gpuflight/gpuflight/internal/analysis"
 )
@@ -47,7 +45,6 @@ func (c *Comparison) judge(s *sides) {
 			}
 		}
 	}
-	c.Kernels, c.Shapes, c.Scopes = first(c.Kernels), first(c.Shapes), first(c.Scopes)
 }
 
 func first(list []*Change) []*Change { return list[:min(len(list), maxListed)] }
@@ -100,6 +97,12 @@ func (c *Comparison) warn(s *sides) {
 		if !side.Complete {
 			warn("%s was not read to its end.", side.name)
 		}
+	}
+	if s.a.More || s.b.More {
+		warn("A session has 2,000 or more kernels, shapes or scopes. Those that come later are not compared.")
+	}
+	if n := max(len(c.Kernels), len(c.Shapes), len(c.Scopes)); n > maxListed {
+		warn("A list has %d rows. Those with the smallest effects, beyond 1,000, are not shown.", n)
 	}
 	if s.a.ManyScopes || s.b.ManyScopes {
 		warn("A session has more than 200,000 scopes, so scopes are not compared.")
@@ -165,7 +168,7 @@ func (c *Comparison) sentence() string {
 		return "There are too few steps to say whether B is slower."
 	}
 	if c.Verdict == Same {
-		times := fmt.Sprintf("a step takes %s in A and %s in B (%s)", Duration(t.A), Duration(t.B), Percent(t.Relative))
+		times := fmt.Sprintf("a step takes %s in A and %s in B (%s)", analysis.Duration(t.A), analysis.Duration(t.B), Percent(t.Relative))
 		text := "No significant difference: " + times
 		if t.Significant { // below MinChange
 			text = "The difference is below 1 %: " + times
@@ -175,7 +178,7 @@ func (c *Comparison) sentence() string {
 		}
 		return text + "."
 	}
-	text := fmt.Sprintf("B is %s: a step takes %s instead of %s (%s)", c.Verdict, Duration(t.B), Duration(t.A), Percent(t.Relative))
+	text := fmt.Sprintf("B is %s: a step takes %s instead of %s (%s)", c.Verdict, analysis.Duration(t.B), analysis.Duration(t.A), Percent(t.Relative))
 	var why []string
 	for _, x := range c.Parts {
 		if x.Status == c.Verdict && len(why) < 2 {
@@ -202,20 +205,7 @@ func Percent(share float64) string { return fmt.Sprintf("%+.1f %%", 100*share) }
 
 func signed(ns float64) string {
 	if ns < 0 {
-		return "-" + Duration(-ns)
+		return "-" + analysis.Duration(-ns)
 	}
-	return "+" + Duration(ns)
-}
-
-// Duration formats nanoseconds with three digits.
-func Duration(ns float64) string {
-	switch d := math.Abs(ns); {
-	case d >= float64(time.Second):
-		return fmt.Sprintf("%.2f s", ns/1e9)
-	case d >= float64(time.Millisecond):
-		return fmt.Sprintf("%.3g ms", ns/1e6)
-	case d >= float64(time.Microsecond):
-		return fmt.Sprintf("%.3g µs", ns/1e3)
-	}
-	return fmt.Sprintf("%.0f ns", ns)
+	return "+" + analysis.Duration(ns)
 }

@@ -62,6 +62,18 @@ func scan[T any](ctx context.Context, v *view, query string, args []any, fill fu
 	return err
 }
 
+// each returns a function that calls visit for each row of a block.
+func each[T any](visit func(*T) error) func([]T) error {
+	return func(rows []T) error {
+		for i := range rows {
+			if err := visit(&rows[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
 // ScanOps implements [store.Scanner].
 func (s *Store) ScanOps(ctx context.Context, q store.ScanQuery, visit func(*store.OpRow) error) error {
 	v, f, err := s.openScan(ctx, q)
@@ -101,12 +113,7 @@ func (s *Store) ScanOps(ctx context.Context, q store.ScanQuery, visit func(*stor
 		if _, err := v.complete(ctx, rows); err != nil {
 			return err
 		}
-		for i := range rows {
-			if err := visit(&rows[i]); err != nil {
-				return err
-			}
-		}
-		return nil
+		return each(visit)(rows)
 	})
 	if err != nil {
 		return fmt.Errorf("scan operations: %w", err)
@@ -182,14 +189,7 @@ func (s *Store) ScanScopes(ctx context.Context, q store.ScanQuery, prefixes []st
 		}
 		*p = store.Span{StartNs: start, EndNs: end, Span: store.SpanID(span), Parent: store.SpanID(parent), Name: name}
 		return nil
-	}, func(rows []store.Span) error {
-		for i := range rows {
-			if err := visit(&rows[i]); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	}, each(visit))
 	if err != nil {
 		return fmt.Errorf("scan scopes: %w", err)
 	}
@@ -197,14 +197,13 @@ func (s *Store) ScanScopes(ctx context.Context, q store.ScanQuery, prefixes []st
 }
 
 // ScopeSums implements [store.Scanner].
-func (s *Store) ScopeSums(ctx context.Context, q store.ScanQuery, shift uint8) ([]store.ScopeSum, error) {
+func (s *Store) ScopeSums(ctx context.Context, q store.ScanQuery, shift uint8, visit func(*store.ScopeSum) error) error {
 	v, f, err := s.openScan(ctx, q)
 	if err != nil || v == nil {
-		return nil, err
+		return err
 	}
 	defer v.close()
 	f.scopesOf(&q)
-	var out []store.ScopeSum
 	bins := func(time, starts, ends string) string {
 		return "SELECT " + time + " >> " + strconv.Itoa(int(shift)) + " AS bin, " + starts + " AS x, " + ends + " AS y FROM h"
 	}
@@ -219,11 +218,11 @@ func (s *Store) ScopeSums(ctx context.Context, q store.ScanQuery, shift uint8) (
 		}
 		*x = store.ScopeSum{FromNs: bin << shift, Starts: starts, Ends: ends}
 		return nil
-	}, func(rows []store.ScopeSum) error { out = append(out, rows...); return nil })
+	}, each(visit))
 	if err != nil {
-		return nil, fmt.Errorf("sum scopes: %w", err)
+		return fmt.Errorf("sum scopes: %w", err)
 	}
-	return out, nil
+	return nil
 }
 
 // openScan opens the session of a scan. The view is nil if there is no data without a session.

@@ -147,9 +147,11 @@ func TestStore_ScanHostStacks(t *testing.T) {
 
 func TestStore_ScopeSums(t *testing.T) {
 	s := openTraining(t, 2)
-	sums := func() []store.ScopeSum {
-		list, err := s.ScopeSums(t.Context(), store.ScanQuery{Session: "training"}, 24)
-		require.NoError(t, err)
+	sums := func() (list []store.ScopeSum) {
+		require.NoError(t, s.ScopeSums(t.Context(), store.ScanQuery{Session: "training"}, 24, func(x *store.ScopeSum) error {
+			list = append(list, *x)
+			return nil
+		}))
 		return list
 	}
 	before := sums()

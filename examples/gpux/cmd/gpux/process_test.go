@@ -30,6 +30,7 @@ import (
 	"github.com/gpuflight/gpuflight/examples/gpux/internal/orttest"
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 	"github.com/gpuflight/gpuflight/internal/testing/cuptitest"
+	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
@@ -49,30 +50,12 @@ type served struct {
 	cmd     *exec.Cmd
 	address string
 	file    string // what it recorded, after stop
-	output  *lockedBuffer
-}
-
-// lockedBuffer can be read while a process writes to it.
-type lockedBuffer struct {
-	mutex sync.Mutex
-	b     bytes.Buffer
-}
-
-func (l *lockedBuffer) Write(p []byte) (int, error) {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *lockedBuffer) String() string {
-	l.mutex.Lock()
-	defer l.mutex.Unlock()
-	return l.b.String()
+	output  *process.Output
 }
 
 func startServer(t *testing.T, dir string, env ...string) *served {
 	t.Helper()
-	s := &served{t: t, file: filepath.Join(t.TempDir(), "out.otlp.jsonl"), output: &lockedBuffer{}}
+	s := &served{t: t, file: filepath.Join(t.TempDir(), "out.otlp.jsonl"), output: &process.Output{}}
 	s.cmd = exec.Command(os.Args[0], "serve", dir+"/", "--port", "0", "--provider", "cpu")
 	s.cmd.Env = slices.Concat(os.Environ(), []string{asGPUX + "=1", "GPUFLIGHT_OUTPUT=" + s.file, "GPUFLIGHT_LOG_LEVEL=error", "GPUFLIGHT_MAX_SPANS_PER_SECOND=1000000"}, env)
 	s.cmd.Stdout, s.cmd.Stderr = s.output, s.output

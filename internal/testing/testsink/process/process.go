@@ -143,7 +143,7 @@ type Process struct {
 	t    testing.TB
 	name string
 	cmd  *exec.Cmd
-	out  tail
+	out  Output
 	done chan struct{}
 	err  error
 	// killed is set by Kill. The output after it is ignored.
@@ -266,21 +266,21 @@ func Eventually(t testing.TB, limit time.Duration, what string, done func() bool
 	}
 }
 
-// tail keeps the last part of the data that is written to it.
-type tail struct {
+// Output keeps the last 32 KiB that a program writes. It is safe for concurrent use. The zero value is empty.
+type Output struct {
 	mu  sync.Mutex
 	buf []byte
 }
 
-// tailBytes is enough for a collector's configuration error or panic.
-const tailBytes = 32 << 10
+// outputBytes is enough for a collector's configuration error or panic.
+const outputBytes = 32 << 10
 
 // Write never fails.
-func (w *tail) Write(b []byte) (int, error) {
+func (w *Output) Write(b []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.buf = append(w.buf, b...)
-	if over := len(w.buf) - tailBytes; over > 0 {
+	if over := len(w.buf) - outputBytes; over > 0 {
 		if nl := bytes.IndexByte(w.buf[over:], '\n'); nl >= 0 {
 			over += nl + 1
 		}
@@ -289,7 +289,7 @@ func (w *tail) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func (w *tail) String() string {
+func (w *Output) String() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return string(w.buf)
