@@ -41,8 +41,8 @@ BINARIES = GPUFLIGHT_COLLECTOR=$(CURDIR)/bin/otelcol-gpuflight GPUFLIGHT_AGENT=$
 	GPUFLIGHT_VERSITYGW=$(CURDIR)/$(TOOLS)/versitygw GPUFLIGHT_CHDB=$(CURDIR)/$(TOOLS)/chdb/chdb GPUFLIGHT_PERFETTO=$(CURDIR)/$(TOOLS)/perfetto/perfetto GPUFLIGHT_PYTHON=$(CURDIR)/$(TOOLS)/python/python GPUFLIGHT_GOVULNCHECK=$(CURDIR)/$(TOOLS)/govulncheck GPUFLIGHT_INJECT=$(CURDIR)/bin/libgpuflight.so GPUFLIGHT_REQUIRE=1
 
 .PHONY: demo
-demo: build ## Show recordings of an H200 in the web UI; ctrl-C ends it
-	@bin/gpuflight view examples/recordings
+demo: build ## Show recordings of real GPUs in the web UI; ctrl-C ends it
+	@bin/gpuflight view examples/recordings test/gpu/causes/recordings/slow_layer.otlp.jsonl.gz
 
 .PHONY: build
 build: ## Build bin/otelcol-gpuflight, bin/gpuflight and bin/libgpuflight.so

@@ -610,11 +610,9 @@ const (
 	CUDARegressionBaselineName = "cuda.regression.baseline.name"
 	// CUDARegressionBaselineSessionID (string; extension ✚): Session of the baseline.
 	CUDARegressionBaselineSessionID = "cuda.regression.baseline.session.id"
-	// CUDARegressionNames (string[]; extension ✚): At most 20 of the steps, kernels and scopes that
-	// are slower, the largest effects first.
+	// CUDARegressionNames (string[]; extension ✚): What is slower, at most 20.
 	CUDARegressionNames = "cuda.regression.names"
-	// CUDARegressionStepChange (double in 1; extension ✚): Relative change of the mean time of a
-	// step, absent without steps.
+	// CUDARegressionStepChange (double in 1; extension ✚): Relative change of the time of a step.
 	CUDARegressionStepChange = "cuda.regression.step.change"
 	// CUDACounterQualitySource (string; extension ✚): Where the application's counters come from.
 	CUDACounterQualitySource = "cuda.counter_quality.source"

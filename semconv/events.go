@@ -37,8 +37,7 @@ const (
 	EventCUDACounterQuality = "cuda.counter_quality"
 	// EventCUDAProfilerConfig (extension ✚): How a profiler was set up.
 	EventCUDAProfilerConfig = "cuda.profiler_config"
-	// EventCUDARegression (extension ✚): The session is slower than the baseline of its service; the
-	// body says by how much and why. The extension gpu_storage adds it after the end.
+	// EventCUDARegression (extension ✚): The session is slower than its baseline; the body says why.
 	EventCUDARegression = "cuda.regression"
 	// EventCUDAGraphNode (extension ✚): One node of an instantiated graph.
 	EventCUDAGraphNode = "cuda.graph.node"

@@ -57,7 +57,7 @@ var Events = []Event{
 	}, "How a profiler was set up."},
 	{"cuda.regression", Extension, []string{
 		"cuda.regression.baseline.name", "cuda.regression.baseline.session.id", "cuda.regression.names", "cuda.regression.step.change",
-	}, "The session is slower than the baseline of its service; the body says by how much and why. The extension gpu_storage adds it after the end."},
+	}, "The session is slower than its baseline; the body says why."},
 	{"cuda.graph.node", Extension, []string{"cuda.graph.exec.key", "cuda.graph.node.index", "cuda.graph.node.type", "cuda.graph.node.dependencies"}, "One node of an instantiated graph."},
 	{"cuda.session.segment", Extension, []string{
 		"cuda.segment.phase", "cuda.run.id", "cuda.segment.index", "cuda.segment.previous_session.id",

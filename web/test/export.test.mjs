@@ -55,6 +55,29 @@ describe("an empty store", () => {
   });
 });
 
+describe("baselines", () => {
+  test("a session becomes a baseline, and ceases to be one", async () => {
+    const list = (await api("/sessions")).sessions;
+    const [first, second] = ["pytorch", "vectoradd"].map((name) => list.find((s) => s.service === name).id);
+    const page = await open(`/sessions/${first}/kernels`);
+    await page.locator("summary", { hasText: "Baseline" }).click();
+    await accessible(page);
+    await page.getByRole("button", { name: "Make baseline" }).click();
+    await page.locator("summary", { hasText: "Baseline pytorch" }).waitFor();
+    assert.deepEqual((await api("/baselines")).baselines, [{ name: "pytorch", session: first }]);
+    await page.goto(`${base}/sessions/${second}/kernels`);
+    await page.locator("summary", { hasText: "Baseline" }).click();
+    await page.getByRole("textbox", { name: "Name of the baseline" }).fill("pytorch");
+    await page.getByText(`The name moves here from session ${first.slice(0, 8)}.`).waitFor();
+    await page.getByRole("button", { name: "Make baseline" }).click();
+    await page.getByRole("button", { name: "Remove pytorch" }).click();
+    await page.locator("summary", { hasText: /^Baseline$/ }).waitFor();
+    assert.deepEqual((await api("/baselines")).baselines, []);
+    assert.deepEqual(page.problems, []);
+    await page.close();
+  });
+});
+
 describe("exports", () => {
   let session;
   before(async () => {

@@ -77,7 +77,12 @@ export async function getBinary(path: string, query: Query, signal?: AbortSignal
 }
 
 /** send sends a request that changes something. */
-export async function send(method: "POST" | "PUT" | "DELETE", path: string, body?: Blob): Promise<unknown> {
-  const r = await request(method, url(path), "application/json", undefined, body);
+export async function send(
+  method: "POST" | "PUT" | "DELETE",
+  path: string,
+  body?: Blob,
+  query: Query = {},
+): Promise<unknown> {
+  const r = await request(method, url(path, query), "application/json", undefined, body);
   return r.status === 204 ? undefined : r.json();
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 import { useSearch } from "@tanstack/react-router";
-import { useRef, useState } from "react";
+import { useState } from "react";
 import { getBinary, url } from "../api/client";
 import type { SessionState } from "../api/hooks";
 import { duration } from "../lib/format";
 import { openPerfetto, perfettoOrigin } from "../lib/perfetto";
+import { Menu } from "./Menu";
 import { Failure, ui } from "./parts";
 
 const formats = [
@@ -16,7 +17,6 @@ const formats = [
 
 /** ExportMenu downloads the session, or the interval of the view, and opens it in Perfetto. */
 export function ExportMenu({ state }: { state: SessionState }) {
-  const menu = useRef<HTMLDetailsElement>(null);
   const search = useSearch({ strict: false }) as { from?: number; to?: number };
   const shown = search.from !== undefined && search.to !== undefined ? { from: search.from, to: search.to } : null;
   const [whole, setWhole] = useState(false);
@@ -36,50 +36,34 @@ export function ExportMenu({ state }: { state: SessionState }) {
     setBusy(false);
   };
   return (
-    <details
-      ref={menu}
-      className={ui.menu}
-      onKeyDown={(e) => {
-        if (e.key !== "Escape" || !menu.current?.open) return;
-        e.stopPropagation();
-        menu.current.open = false;
-        menu.current.querySelector("summary")?.focus();
-      }}
-      onBlur={(e) => {
-        // The focus moves to the body while a file is saved; then relatedTarget is null.
-        if (menu.current && e.relatedTarget && !menu.current.contains(e.relatedTarget)) menu.current.open = false;
-      }}
-    >
-      <summary>Export</summary>
-      <div className={ui.menuBody}>
-        {shown && (
-          <label>
-            <input type="checkbox" checked={!whole} onChange={(e) => setWhole(!e.target.checked)} /> only the interval
-            of the view, {duration(shown.to - shown.from)}
-          </label>
-        )}
-        <button type="button" className={ui.button} disabled={busy} onClick={perfetto} title={perfettoOrigin}>
-          {busy ? "Opening…" : "Open in Perfetto"}
-        </button>
-        <small>Opens ui.perfetto.dev. The trace stays in this browser.</small>
-        {error !== null && <Failure error={error} />}
-        <ul>
-          {formats.map(([format, name, use]) => (
-            <li key={format}>
-              <a href={url(path, { format, ...part })} download>
-                {name}
-              </a>
-              <small>{use}</small>
-            </li>
-          ))}
-          <li>
-            <a href={url(path)} download>
-              Session file
+    <Menu label="Export">
+      {shown && (
+        <label>
+          <input type="checkbox" checked={!whole} onChange={(e) => setWhole(!e.target.checked)} /> only the interval of
+          the view, {duration(shown.to - shown.from)}
+        </label>
+      )}
+      <button type="button" className={ui.button} disabled={busy} onClick={perfetto} title={perfettoOrigin}>
+        {busy ? "Opening…" : "Open in Perfetto"}
+      </button>
+      <small>Opens ui.perfetto.dev. The trace stays in this browser.</small>
+      {error !== null && <Failure error={error} />}
+      <ul>
+        {formats.map(([format, name, use]) => (
+          <li key={format}>
+            <a href={url(path, { format, ...part })} download>
+              {name}
             </a>
-            <small>all data, for gpuflight view and the first page</small>
+            <small>{use}</small>
           </li>
-        </ul>
-      </div>
-    </details>
+        ))}
+        <li>
+          <a href={url(path)} download>
+            Session file
+          </a>
+          <small>all data, for gpuflight view and the first page</small>
+        </li>
+      </ul>
+    </Menu>
   );
 }

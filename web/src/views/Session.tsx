@@ -5,6 +5,7 @@ import { useEffect, useMemo, useRef } from "react";
 import { send } from "../api/client";
 import { SessionContext, type SessionState, useGet } from "../api/hooks";
 import { compact, count, duration, exactDuration, instant } from "../lib/format";
+import { BaselineMenu } from "../ui/BaselineMenu";
 import { ExportMenu } from "../ui/ExportMenu";
 import { Badge, Failure, LiveMark, Loading, num, ui } from "../ui/parts";
 import { useMay } from "./Login";
@@ -89,6 +90,7 @@ function SessionBar({ state }: { state: SessionState }) {
       <span className={ui.spacer} />
       <span className={`${ui.row} ${ui.nowrap}`}>
         <ExportMenu state={state} />
+        <BaselineMenu key={s.id} session={s} />
         <button
           type="button"
           className={ui.icon}
