@@ -561,28 +561,7 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 	if len(answer.Longest) == n {
 		least = answer.Longest[n-1].EndNs - answer.Longest[n-1].StartNs
 	}
-	complete := int64(-1)
-	var bins []gapBin
-	err = each("WITH c AS NOT MATERIALIZED (FROM {gap_bins} WHERE $1 = '' OR device = $1), i AS NOT MATERIALIZED (FROM c WHERE from_bin > $2 AND from_bin < $3) "+
-		"SELECT 0, '', coalesce(sum(n), 0)::BIGINT, "+signed("sum_ns")+", 0 FROM i UNION ALL "+
-		"SELECT 1, '', coalesce(max(bin), -1), 0, 0 FROM {gap_bins} UNION ALL "+
-		"SELECT DISTINCT 2, device, bin, before_ns, before_dur FROM c WHERE n > 0 AND (from_bin IN ($2, $3) OR $5 AND (from_bin < $2 AND bin >= $2 OR from_bin < $3 AND bin >= $3)) UNION ALL "+
-		"SELECT DISTINCT 2, device, bin, before_ns, before_dur FROM i WHERE least_ns >= $4", func(r *sql.Rows) error {
-		var kind int
-		var b gapBin
-		if err := r.Scan(&kind, &b.device, &b.bin, &b.end, &b.dur); err != nil {
-			return err
-		}
-		switch kind {
-		case 0:
-			answer.Count, answer.SumNs = b.bin, b.end
-		case 1:
-			complete = b.bin
-		default:
-			bins = append(bins, b)
-		}
-		return nil
-	}, q.Device, first, last, least, q.Overlapping)
+	complete, bins, err := gapBins(each, &q, &answer, first, last, least)
 	if err != nil {
 		return answer, err
 	}
@@ -622,7 +601,6 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 		signed("CASE WHEN "+counted+" THEN s - b ELSE 0 END - CASE WHEN $10 THEN greatest(s - $5, 0) + greatest($4 - b, 0) ELSE 0 END") +
 		", 0, 0::UBIGINT, 0::UINTEGER FROM g " +
 		"UNION ALL (SELECT false, device, b, s, b - d, span, shape FROM g WHERE s - b >= $8 ORDER BY s - b DESC, b, device LIMIT $9)"
-	var starts [][2]int64
 	err = each(query, func(r *sql.Rows) error {
 		var g store.Gap
 		var total bool
@@ -645,35 +623,71 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 		return cmp.Or(cmp.Compare(b.EndNs-b.StartNs, a.EndNs-a.StartNs), cmp.Compare(a.StartNs, b.StartNs), cmp.Compare(a.Device, b.Device))
 	})
 	answer.Longest = answer.Longest[:min(n, len(answer.Longest))]
-	values = nil
+	var fresh []*store.Gap
 	for i := range answer.Longest {
 		if g := &answer.Longest[i]; !found[key{g.Device, g.EndNs}] {
-			values = append(values, fmt.Sprintf("(%s, %d, %d)", textSQL(g.Device), g.BeforeStart, g.StartNs))
-			starts = append(starts, [2]int64{g.BeforeStart, g.BeforeStart + 1})
+			fresh = append(fresh, g)
 		}
 	}
-	if len(values) == 0 {
-		return answer, nil
+	return answer, v.setBefore(each, fresh)
+}
+
+// gapBins adds the sums of whole bins to an answer. It returns the last bin of gap_bins, -1 if there is none, and
+// the bins whose kernels must be read: where the interval begins or ends, and those that may have longer gaps than
+// least.
+func gapBins(each eachFunc, q *store.GapQuery, answer *store.Gaps, first, last, least int64) (complete int64, bins []gapBin, err error) {
+	complete = -1
+	err = each("WITH c AS NOT MATERIALIZED (FROM {gap_bins} WHERE $1 = '' OR device = $1), i AS NOT MATERIALIZED (FROM c WHERE from_bin > $2 AND from_bin < $3) "+
+		"SELECT 0, '', coalesce(sum(n), 0)::BIGINT, "+signed("sum_ns")+", 0 FROM i UNION ALL "+
+		"SELECT 1, '', coalesce(max(bin), -1), 0, 0 FROM {gap_bins} UNION ALL "+
+		"SELECT DISTINCT 2, device, bin, before_ns, before_dur FROM c WHERE n > 0 AND (from_bin IN ($2, $3) OR $5 AND (from_bin < $2 AND bin >= $2 OR from_bin < $3 AND bin >= $3)) UNION ALL "+
+		"SELECT DISTINCT 2, device, bin, before_ns, before_dur FROM i WHERE least_ns >= $4", func(r *sql.Rows) error {
+		var kind int
+		var b gapBin
+		if err := r.Scan(&kind, &b.device, &b.bin, &b.end, &b.dur); err != nil {
+			return err
+		}
+		switch kind {
+		case 0:
+			answer.Count, answer.SumNs = b.bin, b.end
+		case 1:
+			complete = b.bin
+		default:
+			bins = append(bins, b)
+		}
+		return nil
+	}, q.Device, first, last, least, q.Overlapping)
+	return complete, bins, err
+}
+
+// setBefore finds the spans of the kernels that end where gaps begin.
+func (v *view) setBefore(each eachFunc, gaps []*store.Gap) error {
+	if len(gaps) == 0 {
+		return nil
 	}
-	type end struct {
+	type kernel struct {
 		device     string
 		start, end int64
 	}
-	before := map[end]store.SpanID{}
-	err = each("SELECT k.device, s, k.e, min(span) FROM ("+v.kernelsSQL(rangesSQL(starts))+") k JOIN (VALUES "+strings.Join(values, ", ")+
+	var values []string
+	var starts [][2]int64
+	for _, g := range gaps {
+		values = append(values, fmt.Sprintf("(%s, %d, %d)", textSQL(g.Device), g.BeforeStart, g.StartNs))
+		starts = append(starts, [2]int64{g.BeforeStart, g.BeforeStart + 1})
+	}
+	spans := map[kernel]store.SpanID{}
+	err := each("SELECT k.device, s, k.e, min(span) FROM ("+v.kernelsSQL(rangesSQL(starts))+") k JOIN (VALUES "+strings.Join(values, ", ")+
 		") x(device, start, e) ON x.device = k.device AND x.start = s AND x.e = k.e GROUP BY 1, 2, 3", func(r *sql.Rows) error {
-		var k end
+		var k kernel
 		var id store.SpanID
 		err := r.Scan(&k.device, &k.start, &k.end, &id)
-		before[k] = id
+		spans[k] = id
 		return err
 	})
-	for i := range answer.Longest {
-		if g := &answer.Longest[i]; !found[key{g.Device, g.EndNs}] {
-			g.Before = before[end{g.Device, g.BeforeStart, g.StartNs}]
-		}
+	for _, g := range gaps {
+		g.Before = spans[kernel{g.Device, g.BeforeStart, g.StartNs}]
 	}
-	return answer, err
+	return err
 }
 
 // textSQL returns a literal of a string that may have a NUL, which quote cannot express.
