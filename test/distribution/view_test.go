@@ -193,7 +193,7 @@ func TestSessions(t *testing.T) {
 		return string(out)
 	}
 	assert.Regexp(t, `^ID +APPLICATION +HOST +STARTED +DURATION +KERNELS +KERNEL TIME +SIZE +STATE\n`+
-		`([0-9a-f-]{36} +\w+ .*\n){3}$`, sessions(0, "list"))
+		`([0-9a-f-]{36} +\w+ .*\n){4}$`, sessions(0, "list"))
 	row := regexp.MustCompile(`\n([0-9a-f-]{36}) +vectoradd +gpu-host +2026-11-2\d \d\d:\d\d:\d\d +282ms +204 +467µs `).FindStringSubmatch(sessions(0, "list", "VECTOR"))
 	require.NotNil(t, row)
 	id := row[1]
