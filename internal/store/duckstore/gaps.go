@@ -632,9 +632,8 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 	return answer, v.setBefore(each, fresh)
 }
 
-// gapBins adds the sums of whole bins to an answer. It returns the last bin of gap_bins, -1 if there is none, and
-// the bins whose kernels must be read: where the interval begins or ends, and those that may have longer gaps than
-// least.
+// gapBins adds the sums of whole bins to an answer. It returns the last bin of gap_bins, -1 if there is none. The
+// kernels of the other bins must be read: the interval begins or ends there, or they may have gaps of least or more.
 func gapBins(each eachFunc, q *store.GapQuery, answer *store.Gaps, first, last, least int64) (complete int64, bins []gapBin, err error) {
 	complete = -1
 	err = each("WITH c AS NOT MATERIALIZED (FROM {gap_bins} WHERE $1 = '' OR device = $1), i AS NOT MATERIALIZED (FROM c WHERE from_bin > $2 AND from_bin < $3) "+
