@@ -63,6 +63,8 @@ func TestPrometheus_Usage(t *testing.T) {
 	c.send(w.wave(1))
 	s.eventually(arrive, `sum(gpu_cuda_observed_time_seconds_total{hw_id=~"`+gpuA+`|`+gpuB+`"})`, 0.033)
 	s.eventually(arrive, "sum(gpu_cuda_kernel_launch_calls_total"+ofWaves+")", 10)
+	// A scrape may see a part of a batch of metrics.
+	s.eventually(arrive, `sum(gpu_cuda_cost_total{hw_id=~"`+gpuA+`|`+gpuB+`"})`, costOfWaves)
 	kernels := float64(sum.Rows[gpuflgen.RowKernel])
 	s.eventually(arrive, `sum(gpu_cuda_kernel_launch_calls_total{service_name="minigpt"})`, kernels)
 
@@ -81,6 +83,9 @@ func TestPrometheus_Usage(t *testing.T) {
 	t.Run("exemplars", func(t *testing.T) { checkExemplars(t, c, s, &w) })
 	c.process.Stop(20 * time.Second)
 }
+
+// costOfWaves is the cost of 19 ms of GPU-a and 14 ms of GPU-b, in EUR.
+const costOfWaves = (19*3.60 + 14*0.72) / 3.6e6
 
 // near compares values that were added in a different order.
 func near(t *testing.T, want, got map[string]float64, what string) {
@@ -121,7 +126,7 @@ func checkWaves(t *testing.T, s *server) {
 	near(t, map[string]float64{request: 7.6e-6},
 		s.by("cuda_request_operation", `sum by (cuda_request_operation) (gpu_cuda_cost_total{service_name="infer"})`), "cost by request")
 	// The total cost is the cost of the devices.
-	assert.InDelta(t, (19*3.60+14*0.72)/3.6e6, s.number(`sum(gpu_cuda_cost_total{`+ours+`})`), 1e-15)
+	assert.InDelta(t, costOfWaves, s.number(`sum(gpu_cuda_cost_total{`+ours+`})`), 1e-15)
 
 	// Quantiles are computed from classic buckets: all six launches of decode last 3 or 4 ms.
 	p50 := s.number(`histogram_quantile(0.5, sum by (le) (gpu_cuda_kernel_duration_seconds_bucket{cuda_kernel_name="decode"}))`)
