@@ -29,31 +29,36 @@ func (s *Store) Timeline(ctx context.Context, q store.TimelineQuery) (store.Time
 	})
 }
 
-type binKey struct {
-	lane  uint32
-	index int64
-}
-
 type binSum struct {
-	n, busy int64
-	top     topOp
+	lane           uint32
+	index, n, busy int64
+	top            topOp
 }
 
 // bins are the bins of a timeline. Bin i begins at from + i*width.
 type bins struct {
 	from, width, end int64
-	sums             map[binKey]*binSum
+	sums             []binSum
+	places           map[uint64]int32 // in sums, by lane and index
 	// whole has, by lane and bin, the change of the number of operations that cover bins entirely.
 	whole map[uint32]map[int64]int64
 }
 
-// start counts operations that start in a bin.
-func (b *bins) start(lane uint32, index, n int64, top topOp) {
-	s, _ := entry(b.sums, binKey{lane, index})
-	if n > 0 && (s.n == 0 || top.before(&s.top)) {
-		s.top = top
+// add adds the operations of a bin.
+func (b *bins) add(s *binSum) {
+	key := uint64(s.lane)<<32 | uint64(s.index)
+	i, ok := b.places[key]
+	if !ok {
+		b.places[key] = int32(len(b.sums))
+		b.sums = append(b.sums, *s)
+		return
 	}
-	s.n += n
+	old := &b.sums[i]
+	if s.n > 0 && (old.n == 0 || s.top.before(&old.top)) {
+		old.top = s.top
+	}
+	old.n += s.n
+	old.busy += s.busy
 }
 
 // busy adds the time from start to end to the bins that it touches.
@@ -65,8 +70,7 @@ func (b *bins) busy(lane uint32, start, end int64) {
 	first, last := (start-b.from)/b.width, (end-1-b.from)/b.width
 	add := func(i int64) {
 		begin := b.from + i*b.width
-		s, _ := entry(b.sums, binKey{lane, i})
-		s.busy += min(end, begin+b.width) - max(start, begin)
+		b.add(&binSum{lane: lane, index: i, busy: min(end, begin+b.width) - max(start, begin)})
 	}
 	add(first)
 	if last > first {
@@ -91,8 +95,7 @@ func (b *bins) finish() {
 				continue
 			}
 			for j := i; j < indices[n+1]; j++ {
-				s, _ := entry(b.sums, binKey{lane, j})
-				s.busy += cover * b.width
+				b.add(&binSum{lane: lane, index: j, busy: cover * b.width})
 			}
 		}
 	}
@@ -116,7 +119,7 @@ func (v *view) timeline(ctx context.Context, q store.TimelineQuery) (store.Timel
 	level, from, width := store.PlanTimeline(from, to, q.Bins)
 	t := store.Timeline{From: from, Width: width}
 	b := &bins{
-		from: from, width: width, end: from + (to-from+width-1)/width*width, sums: map[binKey]*binSum{},
+		from: from, width: width, end: from + (to-from+width-1)/width*width, places: map[uint64]int32{},
 		whole: map[uint32]map[int64]int64{},
 	}
 	inLanes := ""
@@ -133,30 +136,29 @@ func (v *view) timeline(ctx context.Context, q store.TimelineQuery) (store.Timel
 		return store.Timeline{}, err
 	}
 	b.finish()
-	order := map[uint32]int{}
+	order := map[uint32]uint64{}
 	for i, l := range lanes {
-		order[l.ID] = i
+		order[l.ID] = uint64(i)
 	}
-	// There can be 100,000 bins. The place of the lane is looked up once for each.
+	// There can be 100,000 bins, so the order is of numbers.
 	type placed struct {
-		place int
-		store.Bin
+		key uint64
+		sum *binSum
 	}
 	list := make([]placed, 0, len(b.sums))
-	for k, s := range b.sums {
-		if s.n != 0 || s.busy != 0 {
-			list = append(list, placed{order[k.lane], store.Bin{
-				Lane: k.lane, Index: uint32(k.index), Count: s.n, BusyNs: s.busy,
-				TopNs: s.top.ns, TopShape: s.top.shape, TopStart: s.top.start,
-			}})
+	for i := range b.sums {
+		if s := &b.sums[i]; s.n != 0 || s.busy != 0 {
+			list = append(list, placed{order[s.lane]<<32 | uint64(s.index), s})
 		}
 	}
-	slices.SortFunc(list, func(a, b placed) int {
-		return cmp.Or(cmp.Compare(a.place, b.place), cmp.Compare(a.Index, b.Index))
-	})
+	slices.SortFunc(list, func(a, b placed) int { return cmp.Compare(a.key, b.key) })
 	t.Bins = make([]store.Bin, len(list))
-	for i := range list {
-		t.Bins[i] = list[i].Bin
+	for i, p := range list {
+		s := p.sum
+		t.Bins[i] = store.Bin{
+			Lane: s.lane, Index: uint32(s.index), Count: s.n, BusyNs: s.busy,
+			TopNs: s.top.ns, TopShape: s.top.shape, TopStart: s.top.start,
+		}
 	}
 	return t, nil
 }
@@ -165,15 +167,19 @@ func (v *view) timeline(ctx context.Context, q store.TimelineQuery) (store.Timel
 func (v *view) binsOfLevel(ctx context.Context, b *bins, level uint8, inLanes string) error {
 	query := "SELECT lane, (bin * $1 - $2) // $3 AS b, sum(n)::BIGINT, " + lowBits("busy_ns") + ", " + topSQL + " AS top FROM {lod}" +
 		" WHERE level = $4 AND bin >= $5 AND bin < $6" + inLanes + " GROUP BY 1, 2"
-	query = "SELECT * EXCLUDE (top), coalesce(top.d, 0), coalesce(top.shape, 0), coalesce(top.k, 0), coalesce(top.s, 0) FROM (" + query + ")"
+	query = "SELECT * EXCLUDE (top), coalesce(top.d, 0), coalesce(top.shape, 0)::UINTEGER, coalesce(top.k, 0)::UBIGINT, coalesce(top.s, 0) FROM (" + query + ")"
 	if b.width < 1<<(64-rankBits) {
 		query = fmt.Sprintf("WITH k AS ("+v.ranksSQL()+"), o AS (SELECT *, (bin * $1 - $2) // $3 AS b FROM {lod} LEFT JOIN k ON k.id = top_shape WHERE level = $4 AND bin >= $5 AND bin < $6"+inLanes+
-			") SELECT lane, b, n, busy, coalesce((top >> 64)::BIGINT, 0), coalesce(id, 0), coalesce(key, 0), coalesce($2 + (b + 1) * $3 - ((top & 18446744073709551615::HUGEINT) >> %[1]d)::BIGINT, 0) FROM ("+
+			") SELECT lane, b, n, busy, coalesce((top >> 64)::BIGINT, 0), coalesce(id, 0)::UINTEGER, coalesce(key, 0)::UBIGINT, coalesce($2 + (b + 1) * $3 - ((top & 18446744073709551615::HUGEINT) >> %[1]d)::BIGINT, 0) FROM ("+
 			"SELECT lane, b, sum(n)::BIGINT AS n, "+lowBits("busy_ns")+" AS busy, max((top_ns::HUGEINT << 64) + ((($2 + (b + 1) * $3 - top_start)::HUGEINT << %[1]d) + coalesce(rank, 0))) FILTER (n > 0) AS top "+
 			"FROM o GROUP BY 1, 2) LEFT JOIN k ON k.rank = (top & ((1 << %[1]d) - 1))::BIGINT", rankBits)
 	}
 	args := []any{int64(1) << level, b.from, b.width, int64(level), b.from >> level, b.end >> level}
-	if err := v.each(ctx, query, args, b.scan); err != nil {
+	if err := v.each(ctx, query, args, func(r *sql.Rows) error {
+		s, err := scanBin(r)
+		b.add(&s)
+		return err
+	}); err != nil {
 		return err
 	}
 	return v.each(ctx, "SELECT lane, start_ns, end_ns FROM {long_ops} WHERE level >= ? AND start_ns < ? AND end_ns > ?"+inLanes,
@@ -185,14 +191,9 @@ func (v *view) binsOfLevel(ctx context.Context, b *bins, level uint8, inLanes st
 		})
 }
 
-func (b *bins) scan(r *sql.Rows) error {
-	var lane uint32
-	var index, n, busy int64
-	var top topOp
-	err := r.Scan(&lane, &index, &n, wrapped{&busy}, &top.ns, &top.shape, &top.key, &top.start)
-	b.start(lane, index, n, top)
-	b.sums[binKey{lane, index}].busy += busy
-	return err
+func scanBin(r *sql.Rows) (s binSum, err error) {
+	err = r.Scan(&s.lane, &s.index, &s.n, wrapped{&s.busy}, &s.top.ns, &s.top.shape, &s.top.key, &s.top.start)
+	return s, err
 }
 
 // rankBits is the number of bits for the rank of a shape in the order of keys.
@@ -211,27 +212,26 @@ func (v *view) binsOfRows(ctx context.Context, b *bins, inLanes string) error {
 	ops := "SELECT lane, shape, start_ns AS s, greatest(dur_ns, 0) AS d FROM {ops} WHERE start_ns >= $4 AND start_ns < $3 AND (start_ns >= $1 OR start_ns + dur_ns > $1)" + inLanes
 	const within = "s >= $1 AND (s + greatest(d - 1, 0) - $1) // $2 = (s - $1) // $2"
 	query := fmt.Sprintf("WITH k AS ("+v.ranksSQL()+"), o AS MATERIALIZED ("+ops+
-		") SELECT lane, b, n, busy, (top >> 64)::BIGINT, coalesce(id, 0), coalesce(key, 0), $3 - ((top & 18446744073709551615::HUGEINT) >> %[1]d)::BIGINT FROM ("+
+		") SELECT lane, b, n, busy, (top >> 64)::BIGINT, coalesce(id, 0)::UINTEGER, coalesce(key, 0)::UBIGINT, $3 - ((top & 18446744073709551615::HUGEINT) >> %[1]d)::BIGINT FROM ("+
 		"SELECT lane, (s - $1) // $2 AS b, count(*) AS n, "+lowBits("d")+" AS busy, max((d::HUGEINT << 64) + ((($3 - s) << %[1]d) + coalesce(rank, 0))) AS top "+
 		"FROM o LEFT JOIN k ON k.id = shape WHERE "+within+" GROUP BY 1, 2) LEFT JOIN k ON k.rank = (top & ((1 << %[1]d) - 1))::BIGINT "+
-		"UNION ALL SELECT lane, -1, 1, 0::UBIGINT, d, shape, coalesce(key, 0), s FROM o LEFT JOIN k ON k.id = shape WHERE NOT ("+within+") "+
-		"UNION ALL SELECT lane, -1, 1, 0::UBIGINT, end_ns - start_ns, 0, 0, start_ns FROM {long_ops} WHERE start_ns < $4 AND end_ns > $1"+inLanes, rankBits)
+		"UNION ALL SELECT lane, -1, 1, 0::UBIGINT, d, shape, coalesce(key, 0)::UBIGINT, s FROM o LEFT JOIN k ON k.id = shape WHERE NOT ("+within+") "+
+		"UNION ALL SELECT lane, -1, 1, 0::UBIGINT, end_ns - start_ns, 0::UINTEGER, 0::UBIGINT, start_ns FROM {long_ops} WHERE start_ns < $4 AND end_ns > $1"+inLanes, rankBits)
 	return v.each(ctx, query, []any{b.from, b.width, b.end, b.from - shortNs}, func(r *sql.Rows) error {
-		var lane uint32
-		var index, n, busy int64
-		var top topOp
-		if err := r.Scan(&lane, &index, &n, wrapped{&busy}, &top.ns, &top.shape, &top.key, &top.start); err != nil {
+		s, err := scanBin(r)
+		if err != nil {
 			return err
 		}
-		if index >= 0 {
-			b.start(lane, index, n, top)
-			b.sums[binKey{lane, index}].busy += busy
+		if s.index >= 0 {
+			b.add(&s)
 			return nil
 		}
-		if top.start >= b.from {
-			b.start(lane, (top.start-b.from)/b.width, 1, top)
+		start, end := s.top.start, s.top.start+s.top.ns
+		if start >= b.from {
+			s.index = (start - b.from) / b.width
+			b.add(&s)
 		}
-		b.busy(lane, top.start, top.start+top.ns)
+		b.busy(s.lane, start, end)
 		return nil
 	})
 }
