@@ -67,14 +67,13 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 	if err != nil {
 		return store.OpPage{}, fmt.Errorf("read operations: %w", err)
 	}
-	var end int64
+	var end, shortest int64
 	value := "start_ns"
 	order := "start_ns, span"
 	switch q.Sort {
 	case store.ByDuration:
 		value = "greatest(dur_ns, 0)"
-		shortest, err := v.shortest(ctx, &q, n)
-		if err != nil {
+		if shortest, err = v.shortest(ctx, &q, n); err != nil {
 			return store.OpPage{}, fmt.Errorf("read operations: %w", err)
 		}
 		if shortest > 0 {
@@ -97,6 +96,15 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 			f.add("("+value+" < ? OR "+value+" = ? AND (start_ns > ? OR start_ns = ? AND span > ?::UBIGINT))",
 				a.Value, a.Value, a.StartNs, a.StartNs, u64(a.Span))
 		}
+	}
+	if shortest > 0 {
+		// Many operations can have nearly this duration. Reading all columns of them takes longer than this.
+		err = v.each(ctx, "SELECT coalesce(min(d), 0) FROM (SELECT dur_ns AS d FROM {ops}"+f.where()+" ORDER BY d DESC LIMIT ?)", append(slices.Clone(f.args), n+1),
+			func(r *sql.Rows) error { return r.Scan(&shortest) })
+		if err != nil {
+			return store.OpPage{}, fmt.Errorf("read operations: %w", err)
+		}
+		f.add("dur_ns >= ?", shortest)
 	}
 	page := store.OpPage{Shapes: map[uint32]*store.Shape{}}
 	read := func(f filter) error {
