@@ -108,11 +108,12 @@ func (s *server) scopes(ctx context.Context, r *request) (any, error) {
 }
 
 const (
-	// maxIdle is the number of scopes whose idle time an answer has or sums.
-	maxIdle = 10_000
+	// maxIdle is the number of scopes whose idle time an answer has or sums, fewIdle that of a session with
+	// more than maxIdleKernels kernels.
+	maxIdle, fewIdle = 10_000, 64
 	// maxIdleKernels is about the number of kernels that the store reads for it, and idleRange the interval
-	// around each bound of a [store.BusyQuery] whose kernels it reads. Half a million take 0.1 s.
-	maxIdleKernels = 500_000
+	// around each bound of a [store.BusyQuery] whose kernels it reads. 200,000 take 0.1 s.
+	maxIdleKernels = 200_000
 	idleRange      = 1 << 24
 )
 
@@ -123,7 +124,7 @@ func (r *request) maxIdle() int {
 		return maxIdle
 	}
 	each := 2 * idleRange * float64(kernels) / float64(max(r.info.LastNs-r.info.FirstNs, idleRange))
-	return int(min(maxIdle, maxIdleKernels/each))
+	return int(min(fewIdle, maxIdleKernels/each))
 }
 
 func (r *request) idle() store.BusyQuery {

@@ -30,7 +30,8 @@ func (s *Store) Busy(ctx context.Context, q store.BusyQuery) ([]int64, error) {
 // then, and the latest end.
 type busyState struct{ first, idle, reach int64 }
 
-// maxBusyBins is the number of bins whose kernels one query of busyBefore sorts.
+// maxBusyBins is the number of bins whose kernels one query of busyBefore sorts. Few bins are a scan each,
+// see rangesSQL.
 const maxBusyBins = 512
 
 // busyBefore finds how long a kernel ran on the devices before each of some times, which ascend, or how long
@@ -106,8 +107,16 @@ func (v *view) busyBefore(ctx context.Context, q *store.BusyQuery, times []int64
 		} else {
 			end = min(end, (last+1)<<gapLevel)
 		}
-		err = each("SELECT lane, start_ns, greatest(dur_ns, 0) FROM {ops} WHERE start_ns >= $1 AND start_ns < $2 AND (start_ns >= $3 OR (start_ns >> $4) IN "+
-			"(SELECT unnest($5::BIGINT[]))) AND shape IN (SELECT id FROM {shapes} WHERE operation = 1) ORDER BY start_ns", func(r *sql.Rows) error {
+		var ranges [][2]int64
+		for _, b := range part {
+			if b == tail {
+				ranges = append(ranges, [2]int64{late, math.MaxInt64})
+			} else {
+				ranges = append(ranges, [2]int64{b << gapLevel, (b + 1) << gapLevel})
+			}
+		}
+		err = each("SELECT lane, start_ns, greatest(dur_ns, 0) FROM "+rangesSQL(ranges)+" WHERE start_ns < $1 AND (start_ns >= $2 OR (start_ns >> $3) IN "+
+			"(SELECT unnest($4::BIGINT[]))) AND shape IN (SELECT id FROM {shapes} WHERE operation = 1) ORDER BY start_ns", func(r *sql.Rows) error {
 			var lane uint32
 			var s, d int64
 			if err := r.Scan(&lane, &s, &d); err != nil {
@@ -127,7 +136,7 @@ func (v *view) busyBefore(ctx context.Context, q *store.BusyQuery, times []int64
 			x.reach = max(x.reach, s+d)
 			states[name] = x
 			return nil
-		}, part[0]<<gapLevel, end, late, gapLevel, part)
+		}, end, late, gapLevel, part)
 		if err != nil {
 			return err
 		}
