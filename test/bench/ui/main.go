@@ -230,9 +230,10 @@ func requests(base string) error {
 		{session + "/kernels?group=path&limit=200", true},
 		{session + "/kernels?group=lane&limit=200", true},
 		{session + "/operations?operation=kernel&limit=500", true},
-		{fmt.Sprintf("%s/operations?path=%d&sort=duration&limit=500", session, path), true},
-		{session + "/scopes", false},
-		{fmt.Sprintf("%s/scopes/%d/instances?sort=device&limit=50", session, path), false},
+		{fmt.Sprintf("%s/operations?sort=duration&path=%d&limit=500", session, path), true},
+		{fmt.Sprintf("%s/operations?sort=queue&path=%d&limit=500", session, path), true},
+		{session + "/scopes?idle=true", false},
+		{fmt.Sprintf("%s/scopes/%d/instances?idle=true&sort=device&limit=200", session, path), false},
 		{session + "/stacks", true},
 		{session + "/functions", false},
 		{session + "/series?source=system", false},
@@ -400,6 +401,9 @@ func (g *generator) send(otlp string, kernels int) error {
 			k := add(names[g.IntN(len(names))], semconv.CUDAOperationKernel, forward.SpanID(), end[lane], end[lane]+length)
 			k.Attributes().PutStr(semconv.HWID, fmt.Sprintf("GPU-%d", lane/8))
 			k.Attributes().PutInt(semconv.CUDAStreamID, int64(lane%8))
+			launched := end[lane] - g.Int64N(50_000)
+			k.Attributes().PutInt(semconv.CUDALaunchStartTimeUnixNano, launched-5_000)
+			k.Attributes().PutInt(semconv.CUDALaunchEndTimeUnixNano, launched)
 			end[lane] += length + g.Int64N(30_000)
 			g.at = max(g.at, end[lane])
 		}
