@@ -292,8 +292,10 @@ func TestDeepWindowByCall(t *testing.T) {
 	}
 	if w.text {
 		listings := r.logs[semconv.EventCUDASASSListing]
-		require.Len(t, listings, 1, "once in a session")
+		require.Len(t, listings, 2, "SASS and PTX, once in a session")
 		assert.Equal(t, "plain", listings[0].Attributes().AsRaw()[semconv.CUDAKernelName])
+		assert.Equal(t, "plain", listings[1].Attributes().AsRaw()[semconv.CUDAKernelName])
+		assert.Equal(t, semconv.CUDAListingKindPTX, listings[1].Attributes().AsRaw()[semconv.CUDAListingKind])
 		line := ""
 		for l := range strings.Lines(listings[0].Body().Str()) {
 			if strings.HasPrefix(l, fmt.Sprintf("%04x  ", w.pc)) {
