@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs two processes as ranks on one GPU, once with gloo and once with NCCL, and checks that
-`gpuflight ranks` finds the rank that is slow, its delay and its cause.
+"""Runs two processes as ranks, once with gloo and once with NCCL, and checks that `gpuflight ranks`
+finds the rank that is slow, its delay and its cause. Each rank has a GPU of its own where there are two.
 
     python3 test/gpu/ranks.py --bin bin [--backend gloo|nccl] [--keep FOLDER]
 
@@ -28,7 +28,7 @@ import contextlib, os, sys, time
 import torch, torch.distributed as dist
 backend, cause = sys.argv[1:]
 rank = int(os.environ["RANK"])
-torch.cuda.set_device(0)
+torch.cuda.set_device(rank % torch.cuda.device_count())
 dist.init_process_group(backend)
 model = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(6)]).cuda()
 x = torch.randn(256, 1024, device="cuda")

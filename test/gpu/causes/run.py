@@ -3,7 +3,7 @@
 """Whether `gpuflight report` names the cause of programs with a known one, on a real GPU with PyTorch.
 
     python3 test/gpu/causes/run.py --bin bin --out FOLDER [--only NAME,...] [--steps 50]
-    python3 test/gpu/causes/run.py --bin bin --variants 5 [--only NAME,...]
+    python3 test/gpu/causes/run.py --bin bin --variants 5 [--first 1] [--only NAME,...]
 
 Records each program of program.py and its fix, and leaves NAME.otlp.jsonl.zst in the folder. Prints a
 table: the first finding and the expected ones, the gain that the report gives at most and the gain that
@@ -79,7 +79,7 @@ def variants(a, names):
     with tempfile.TemporaryDirectory() as work:
         for name in names:
             counts = {}
-            for seed in range(1, a.variants + 1):
+            for seed in range(a.first, a.first + a.variants):
                 path = os.path.join(work, "variant.otlp.jsonl")
                 record(a, name, False, path, seed)
                 _, findings, first = report(a, path)
@@ -97,6 +97,7 @@ def main():
     parser.add_argument("--bin", default="bin")
     parser.add_argument("--out")
     parser.add_argument("--variants", type=int, default=0)
+    parser.add_argument("--first", type=int, default=1, help="the seed of the first variant")
     parser.add_argument("--only", default="")
     parser.add_argument("--steps", type=int, default=50)
     a = parser.parse_args()
