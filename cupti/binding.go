@@ -245,16 +245,17 @@ func coreGoString(at textPointer) string { return C.GoString(at) }
 
 func (c *Collector) scopeEvent(e *rawScopeEvent) ScopeEvent {
 	event := ScopeEvent{
-		What:    ScopeEventKind(e.what),
-		ID:      uint64(e.id),
-		Parent:  uint64(e.parent),
-		TimeNs:  int64(e.time_ns),
-		Thread:  uint32(e.thread),
-		Name:    c.name(e.name),
-		Domain:  c.name(e.domain),
-		Color:   uint32(e.color),
-		Nested:  e.nested != 0,
-		Program: e.program != 0,
+		What:            ScopeEventKind(e.what),
+		ID:              uint64(e.id),
+		Parent:          uint64(e.parent),
+		TimeNs:          int64(e.time_ns),
+		Thread:          uint32(e.thread),
+		Name:            c.name(e.name),
+		Domain:          c.name(e.domain),
+		Color:           uint32(e.color),
+		CollectiveBytes: uint64(e.collective_bytes),
+		Nested:          e.nested != 0,
+		Program:         e.program != 0,
 	}
 	if event.What == ScopeSpan {
 		event.Sampled = e.sampled != 0

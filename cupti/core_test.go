@@ -85,6 +85,11 @@ func TestNVTX(t *testing.T) {
 	run(t, path, fakes)
 }
 
+func TestNVTXPayload(t *testing.T) {
+	path, fakes := program(t, "payload")
+	run(t, path, fakes)
+}
+
 func TestInferredScopes(t *testing.T) {
 	path, fakes := program(t, "inferred")
 	run(t, path, fakes)

@@ -275,6 +275,7 @@ typedef struct {
   uint64_t id, parent;
   int64_t time_ns;
   const char *name, *domain;
+  uint64_t collective_bytes; /* what NCCL states for a range of a collective; 0 means none */
   uint32_t thread, color;
   uint8_t what, nested;
   uint8_t program;           /* 1: a scope of gpufl_context.h */

@@ -16,8 +16,9 @@ const char *gpufl_intern(const char *text);
 
 /* gpufl_nvtx_push and gpufl_nvtx_pop return what nvtxRangePush and nvtxRangePop return: the depth
  * of the range in its domain, from 0. gpufl_nvtx_pop returns -1 if the thread has no such range. An
- * event beyond the capacity is counted as lost. */
-int gpufl_nvtx_push(const char *domain, const char *text, uint32_t color);
+ * event beyond the capacity is counted as lost. collective_bytes is the size of a collective; 0 means
+ * none. */
+int gpufl_nvtx_push(const char *domain, const char *text, uint32_t color, uint64_t collective_bytes);
 int gpufl_nvtx_pop(const char *domain);
 
 /* gpufl_nvtx_start returns the id of a range that any thread may end with gpufl_nvtx_end. Unknown

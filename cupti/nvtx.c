@@ -6,8 +6,10 @@
 // NVTX_INJECTION64_PATH names and calls InitializeInjectionNvtx2. That function stores our
 // functions in NVTX's tables, and the program then calls them directly. CUPTI's own NVTX records
 // use the same interface, cost more, and do not relate launches to ranges. Source: NVTX 3,
-// nvtxDetail/nvtxTypes.h and nvToolsExt.h.
+// nvtxDetail/nvtxTypes.h and nvToolsExt.h. Of payloads, only the size of a collective is read:
+// nvToolsExtPayload.h and nvtxDetail/nvtxExtTypes.h, and src/collectives.cc of NCCL.
 
+#include <stdatomic.h>
 #include <stddef.h>
 #include <string.h>
 #include <wchar.h>
@@ -113,6 +115,117 @@ static uint32_t color(const attributes *a) {
   return a != NULL && a->size >= sizeof *a && a->color_type == COLOR_ARGB ? a->color : 0;
 }
 
+// ---- the size of a collective ----
+
+// NCCL since 2.18 gives the ranges of its collectives a payload: a struct, whose layout it registers
+// as a schema with a number of its own. Without a schema the size is unknown.
+
+// nvtxPayloadSchemaEntry_t, nvtxPayloadSchemaAttr_t and nvtxPayloadData_t. Later versions have more
+// fields at the end of the second one, which are not read.
+typedef struct {
+  uint64_t flags, type;
+  const char *name, *description;
+  uint64_t detail, offset;
+  const void *semantics, *reserved;
+} schema_entry;
+typedef struct {
+  uint64_t mask;
+  const char *name;
+  uint64_t type, flags;
+  const schema_entry *entries;
+  size_t num_entries, static_size, align;
+  uint64_t id;
+} schema;
+typedef struct {
+  uint64_t schema;
+  size_t size;
+  const void *data;
+} payload;
+_Static_assert(sizeof(schema_entry) == 64 && sizeof(schema) == 72 && sizeof(payload) == 24,
+               "NVTX payloads");
+
+// nvtxExtModuleSegment_t and nvtxExtModuleInfo_t.
+typedef struct {
+  size_t id, num_slots;
+  intptr_t *slots;
+} extension_segment;
+typedef struct {
+  uint16_t version, size, module, compatible;
+  size_t num_segments;
+  extension_segment *segments;
+  void *export_function;
+  const void *info;
+} extension;
+
+enum {
+  PAYLOAD_EXTENDED = (int32_t)0xDFBD0009, // NVTX_PAYLOAD_TYPE_EXT
+  // NVTX_PAYLOAD_SCHEMA_ATTR_FIELD_TYPE, _ENTRIES, _NUM_ENTRIES and _SCHEMA_ID
+  SCHEMA_FIELDS = 1 << 2 | 1 << 4 | 1 << 5 | 1 << 8,
+  SCHEMA_STATIC = 1,        // NVTX_PAYLOAD_SCHEMA_TYPE_STATIC
+  ENTRY_SIZE = 22,          // NVTX_PAYLOAD_ENTRY_TYPE_SIZE: size_t
+  FIRST_SCHEMA = 1 << 24,   // NVTX_PAYLOAD_SCHEMA_ID_STATIC_START
+  EXTENSION_PAYLOAD = 2,    // NVTX_EXT_PAYLOAD_MODULEID
+  COMPATIBLE_PAYLOAD = 1,   // the high byte of NVTX_EXT_PAYLOAD_COMPATID
+  SLOT_SCHEMA_REGISTER = 0, // NVTX3EXT_CBID_nvtxPayloadSchemaRegister
+  // Ours. NCCL 2.28 has 15 schemas of at most 7 entries, and structs of at most 40 bytes.
+  MAX_SCHEMAS = 64,
+  MAX_ENTRIES = 64,
+  MAX_OFFSET = 4096,
+  MAX_PAYLOADS = 16,
+};
+
+// sizes has for each schema of NCCL the offset of the size, plus 1. 0 is none. Two libraries with
+// different layouts under one number have no size.
+static _Atomic uint32_t sizes[MAX_SCHEMAS];
+#define CONFLICT UINT32_MAX
+
+static const char nccl_domain[] = "NCCL";
+
+// size_offset returns the offset of the size of a collective plus 1, or 0.
+static uint32_t size_offset(const schema *s) {
+  if (s->type != SCHEMA_STATIC || s->entries == NULL || s->num_entries > MAX_ENTRIES) return 0;
+  for (size_t i = 0; i < s->num_entries; i++) {
+    const schema_entry *e = &s->entries[i];
+    if (e->type != ENTRY_SIZE || e->flags != 0 || e->name == NULL) continue;
+    // Broadcast, send and receive have the second name in the first versions.
+    if (strcmp(e->name, "Message size [bytes]") != 0 && strcmp(e->name, "Bytes") != 0) continue;
+    // The offset of an entry that is not the first is unknown if it is 0.
+    return e->offset <= MAX_OFFSET && (i == 0 || e->offset != 0) ? (uint32_t)e->offset + 1 : 0;
+  }
+  return 0;
+}
+
+static uint64_t schema_register(const char *domain, const schema *s) {
+  if (gpufl_is_child() || s == NULL || (s->mask & SCHEMA_FIELDS) != SCHEMA_FIELDS) return 0;
+  uint64_t number = s->id - FIRST_SCHEMA;
+  if (domain == NULL || strcmp(domain, nccl_domain) != 0 || number >= MAX_SCHEMAS) return s->id;
+  uint32_t offset = size_offset(s), old = 0;
+  if (offset != 0 && !atomic_compare_exchange_strong(&sizes[number], &old, offset) && old != offset) {
+    atomic_store(&sizes[number], CONFLICT);
+  }
+  return s->id;
+}
+
+// collective_bytes returns the size that NCCL states for a range, or 0.
+static uint64_t collective_bytes(const char *domain, const attributes *a) {
+  if (a == NULL || a->size < sizeof *a || a->payload_type != PAYLOAD_EXTENDED) return 0;
+  const payload *list = (const payload *)(uintptr_t)a->payload;
+  if (domain == NULL || strcmp(domain, nccl_domain) != 0 || list == NULL) return 0;
+  for (int i = 0; i < a->reserved && i < MAX_PAYLOADS; i++) {
+    uint64_t number = list[i].schema - FIRST_SCHEMA, bytes;
+    uint32_t offset = number < MAX_SCHEMAS ? atomic_load(&sizes[number]) : 0;
+    if (offset == 0 || offset == CONFLICT || list[i].data == NULL) continue;
+    offset--;
+    // SIZE_MAX is an unknown size.
+    if (list[i].size == SIZE_MAX || list[i].size < offset + sizeof bytes) continue;
+    memcpy(&bytes, (const char *)list[i].data + offset, sizeof bytes);
+    return bytes <= INT64_MAX ? bytes : 0;
+  }
+  return 0;
+}
+
+// ---- marks and ranges ----
+
 static void domain_mark_ex(const char *domain, const attributes *a) {
   char buffer[TEXT_BYTES];
   gpufl_nvtx_mark(domain, message(a, buffer), color(a));
@@ -142,13 +255,13 @@ static void end(uint64_t id) { gpufl_nvtx_end(id); }
 
 static int domain_push_ex(const char *domain, const attributes *a) {
   char buffer[TEXT_BYTES];
-  return gpufl_nvtx_push(domain, message(a, buffer), color(a));
+  return gpufl_nvtx_push(domain, message(a, buffer), color(a), collective_bytes(domain, a));
 }
 static int push_ex(const attributes *a) { return domain_push_ex(NULL, a); }
-static int push_a(const char *text) { return gpufl_nvtx_push(NULL, text, 0); }
+static int push_a(const char *text) { return gpufl_nvtx_push(NULL, text, 0, 0); }
 static int push_w(const wchar_t *text) {
   char buffer[TEXT_BYTES];
-  return gpufl_nvtx_push(NULL, utf8(text, buffer), 0);
+  return gpufl_nvtx_push(NULL, utf8(text, buffer), 0, 0);
 }
 static int domain_pop(const char *domain) { return gpufl_nvtx_pop(domain); }
 static int pop(void) { return gpufl_nvtx_pop(NULL); }
@@ -214,5 +327,19 @@ int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t id)) {
     set(core2, core2_size, CORE2_CREATE_A, F(create_a));
     set(core2, core2_size, CORE2_CREATE_W, F(create_w));
   }
+  return 1;
+}
+
+// NVTX calls InitializeInjectionNvtxExtension for each extension that a library of the program uses,
+// after InitializeInjectionNvtx2. 0 makes the functions of the extension do nothing.
+__attribute__((visibility("default"), used)) int InitializeInjectionNvtxExtension(extension *e);
+
+int InitializeInjectionNvtxExtension(extension *e) {
+  if (gpufl_is_child() || e == NULL || e->size < sizeof *e || e->module != EXTENSION_PAYLOAD ||
+      e->compatible >> 8 != COMPATIBLE_PAYLOAD || e->num_segments == 0 || e->segments == NULL ||
+      e->segments[0].num_slots <= SLOT_SCHEMA_REGISTER || e->segments[0].slots == NULL) {
+    return 0;
+  }
+  e->segments[0].slots[SLOT_SCHEMA_REGISTER] = (intptr_t)schema_register;
   return 1;
 }

@@ -135,6 +135,7 @@ func TestSanitizers(t *testing.T) {
 	var tests []test
 	add := func(tt test) { tests = append(tests, tt) }
 	add(test{program: "nvtx"})
+	add(test{program: "payload"})
 	add(test{program: "inferred"})
 	add(test{program: "detach"})
 	add(test{program: "window_capacity", single: true})

@@ -443,7 +443,7 @@ static gpufl_scope_event event(uint8_t what, uint64_t id) {
       .what = what, .id = id, .parent = top, .time_ns = gpufl_realtime(), .thread = gpufl_thread()};
 }
 
-int gpufl_nvtx_push(const char *domain, const char *text, uint32_t color) {
+int gpufl_nvtx_push(const char *domain, const char *text, uint32_t color, uint64_t collective_bytes) {
   if (gpufl_is_child()) return 0;
   bool heard = listening();
   // While NVTX is not recorded, the stack only keeps the depth.
@@ -464,6 +464,7 @@ int gpufl_nvtx_push(const char *domain, const char *text, uint32_t color) {
     begin.name = gpufl_intern(text);
     begin.domain = domain;
     begin.color = color;
+    begin.collective_bytes = collective_bytes;
     begin.nested = 1;
     if (add_begin(begin, false)) e.id = begin.id;
   }

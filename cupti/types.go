@@ -202,6 +202,8 @@ type ScopeEvent struct {
 	// Name and Domain are as the application gave them ("" on ScopeEnd). Color is ARGB, 0 for none.
 	Name, Domain string
 	Color        uint32
+	// CollectiveBytes is the size that NCCL states for the range of a collective, 0 for none.
+	CollectiveBytes uint64
 	// Nested is false for ranges of nvtxRangeStart.
 	Nested bool
 	// Program is true for scopes that the program opened by another interface than NVTX.

@@ -286,7 +286,7 @@ func TestLibrary_EntryPoints(t *testing.T) {
 		return names
 	}
 	lib := library(t)
-	want := []string{"InitializeInjection", "InitializeInjectionNvtx2"}
+	want := []string{"InitializeInjection", "InitializeInjectionNvtx2", "InitializeInjectionNvtxExtension"}
 	assert.Equal(t, want, entries(filepath.Join(filepath.Dir(lib), "libgpuflight-recorder.so")))
 	assert.Equal(t, want, entries(lib))
 }

@@ -372,6 +372,18 @@ EXPORTED int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t id)) 
   return result;
 }
 
+/* InitializeInjectionNvtxExtension is called by NVTX for each extension that a library of the program
+ * uses. */
+EXPORTED int InitializeInjectionNvtxExtension(void *extension) {
+  const int saved = errno;
+  int (*start)(void *), result;
+
+  *(void **)&start = gpufl_function("InitializeInjectionNvtxExtension");
+  result = start != NULL ? start(extension) : 0;
+  errno = saved;
+  return result;
+}
+
 /* gpufl_injected says whether the recorder has started in this process: for tests of the built
  * library. */
 EXPORTED int gpufl_injected(void) {

@@ -82,7 +82,7 @@ int main(int argc, char **argv) {
   CHECK(gpufl_recorder_push(second, 0) == 1);
   uint64_t inner = begin("inner", first), innermost = begin("innermost", inner);
   CHECK(gpufl_scope_events(e, 8) == 2 && e[0].parent == second && e[1].parent == inner);
-  gpufl_nvtx_push(NULL, "range", 0);
+  gpufl_nvtx_push(NULL, "range", 0, 0);
   CHECK(gpufl_scope_events(e, 8) == 1 && e[0].id > innermost && e[0].parent == second && !e[0].program);
   CHECK(begin("in range", second) != 0);
   CHECK(gpufl_scope_events(e + 1, 7) == 1 && e[1].parent == e[0].id);

@@ -39,7 +39,7 @@ static void expect(uint64_t here, uint64_t elsewhere) {
 // begin opens a range and returns its id.
 static uint64_t begin(const char *name) {
   gpufl_scope_event e[4];
-  gpufl_nvtx_push(NULL, name, 0);
+  gpufl_nvtx_push(NULL, name, 0, 0);
   int n = gpufl_scope_events(e, 4);
   CHECK(n > 0 && e[n - 1].what == GPUFL_SCOPE_BEGIN);
   return e[n - 1].id;
@@ -48,7 +48,7 @@ static uint64_t begin(const char *name) {
 static pthread_barrier_t step;
 
 static void *second(void *leave_open) {
-  gpufl_nvtx_push(NULL, "another", 0);
+  gpufl_nvtx_push(NULL, "another", 0, 0);
   pthread_barrier_wait(&step);
   pthread_barrier_wait(&step);
   if (leave_open == NULL) gpufl_nvtx_pop(NULL);
