@@ -329,6 +329,9 @@ const (
 	CUDAScopeWarmup = "cuda.scope.warmup"
 	// CUDANVTXDomain (string; extension ✚): NVTX domain; absent for the default one.
 	CUDANVTXDomain = "cuda.nvtx.domain"
+	// CUDACollectiveSize (int in By; extension ✚): Message size of a collective, as NCCL's range
+	// states it.
+	CUDACollectiveSize = "cuda.collective.size"
 	// CUDAMarkerName (string; extension ✚): Text of the marker.
 	CUDAMarkerName = "cuda.marker.name"
 	// CUDAMarkerColor (string; extension ✚): Colour of the marker as #rrggbb.

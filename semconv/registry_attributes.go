@@ -152,6 +152,7 @@ var Attributes = []Attribute{
 	{"cuda.scope.repeat", Int, "", Extension, []string{"scope"}, "How often a benchmark repeats the scope's body.", nil},
 	{"cuda.scope.warmup", Int, "", Extension, []string{"scope"}, "How often a benchmark runs the scope's body before it measures.", nil},
 	{"cuda.nvtx.domain", String, "", Extension, []string{"scope"}, "NVTX domain; absent for the default one.", nil},
+	{"cuda.collective.size", Int, "By", Extension, []string{"scope"}, "Message size of a collective, as NCCL's range states it.", nil},
 	{"cuda.marker.name", String, "", Extension, nil, "Text of the marker.", nil},
 	{"cuda.marker.color", String, "", Extension, nil, "Colour of the marker as #rrggbb.", nil},
 	{"cuda.marker.id", Int, "", Extension, nil, "The source's number of the marker.", nil},

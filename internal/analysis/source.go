@@ -15,6 +15,8 @@ type Scope struct {
 	StartNs, EndNs int64
 	Span, Parent   store.SpanID
 	Name           string
+	// CollectiveBytes is cuda.collective.size, 0 if it is unknown.
+	CollectiveBytes int64
 
 	part bool // a further part of a scope that is listed already
 }
@@ -112,7 +114,10 @@ func (s *reader) Scopes(ctx context.Context, from, to int64, n int) (list []Scop
 
 func scopeOf(s *store.Span) Scope {
 	part := attr(s.Attrs, semconv.CUDAScopePart).Int > 0
-	return Scope{StartNs: s.StartNs, EndNs: max(s.StartNs, s.EndNs), Span: s.Span, Parent: s.Parent, Name: s.Name, part: part}
+	return Scope{
+		StartNs: s.StartNs, EndNs: max(s.StartNs, s.EndNs), Span: s.Span, Parent: s.Parent, Name: s.Name,
+		CollectiveBytes: max(0, attr(s.Attrs, semconv.CUDACollectiveSize).Int), part: part,
+	}
 }
 
 // attr returns a value by its key.

@@ -202,6 +202,8 @@ type Scope struct {
 	Instance, Depth Int
 	// Tag is free text given by the application; Domain the NVTX domain. "" for none.
 	Tag, Domain string
+	// CollectiveBytes is cuda.collective.size.
+	CollectiveBytes Int
 	// OriginalStartNs is the real begin of a scope that goes on from an earlier segment.
 	OriginalStartNs Int
 	// Repeat and Warmup are a benchmark's loop counts.

@@ -63,6 +63,7 @@ const (
 	spanScopePart
 	spanScopeUnfinished
 	spanDomain
+	spanCollectiveSize
 	spanWindow
 	spanSessionUnfinished
 	spanCrashed
@@ -129,6 +130,7 @@ var spanKeys = [numSpanSlots]string{
 	spanScopePart:          semconv.CUDAScopePart,
 	spanScopeUnfinished:    semconv.CUDAScopeUnfinished,
 	spanDomain:             semconv.CUDANVTXDomain,
+	spanCollectiveSize:     semconv.CUDACollectiveSize,
 	spanWindow:             semconv.CUDASessionWindow,
 	spanSessionUnfinished:  semconv.CUDASessionUnfinished,
 	spanCrashed:            semconv.CUDASessionCrashed,
@@ -272,6 +274,7 @@ func (b *Batch) Scope(s *Session, c *Scope) {
 	a.some(spanScopeDepth, c.Depth)
 	a.str(spanScopeTag, c.Tag)
 	a.str(spanDomain, c.Domain)
+	a.some(spanCollectiveSize, c.CollectiveBytes)
 	a.some(spanScopeRepeat, c.Repeat)
 	a.some(spanScopeWarmup, c.Warmup)
 	if c.Unfinished {

@@ -16,7 +16,7 @@ type Scanner interface {
 	// The store sorts the interval as a whole, so callers bound its rows.
 	ScanOps(ctx context.Context, q ScanQuery, visit func(*OpRow) error) error
 	// ScanScopes calls visit for each scope in the same way. With prefixes, its name begins with one of
-	// them. A row has StartNs, EndNs, Span, Parent and Name.
+	// them. A row has StartNs, EndNs, Span, Parent and Name, and Attrs if its name begins with nccl.
 	ScanScopes(ctx context.Context, q ScanQuery, prefixes []string, visit func(*Span) error) error
 	// ScopeSums calls visit with a sum of the scopes that the query selects for each bin of 2^shift ns in
 	// which one starts or ends, by time. Sums differ if scopes do, but for collisions of 64 bits. A new

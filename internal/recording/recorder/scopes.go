@@ -51,6 +51,7 @@ type scope struct {
 	start, end           int64
 	depth                int64
 	domain               string
+	collectiveBytes      uint64
 	source               gpuevent.ScopeSource
 	forward              gpuevent.Ref // the scope of the forward operator, on one of a backward operator
 	stack                string       // of the begin, until a span of work has it
@@ -275,7 +276,7 @@ func (s *scopes) beginRange(ev *cupti.ScopeEvent) {
 	}
 	c := &scope{
 		id: ev.ID, kind: gpuevent.KindNVTX, name: ev.Name, label: s.label(ev.Name),
-		start: ev.TimeNs, domain: ev.Domain, part: -1, source: gpuevent.ScopeNVTX,
+		start: ev.TimeNs, domain: ev.Domain, collectiveBytes: ev.CollectiveBytes, part: -1, source: gpuevent.ScopeNVTX,
 	}
 	if ev.Program {
 		c.source = gpuevent.ScopeSDK
@@ -370,10 +371,14 @@ func (s *scopes) span(c *scope, ref gpuevent.Ref, part gpuevent.Int, unfinished 
 	case ref.Parent == gpuevent.SpanID{}:
 		link = s.session.first
 	}
+	var bytes gpuevent.Int
+	if c.collectiveBytes > 0 {
+		bytes = gpuevent.Some(int64(c.collectiveBytes))
+	}
 	s.e.spans.Scopes++
 	s.e.batch.Scope(s.e.session, &gpuevent.Scope{
 		Ref: ref, StartNs: c.start, EndNs: end, Name: c.name, Source: c.source,
-		Instance: gpuevent.Some(int64(c.id)), Depth: gpuevent.Some(c.depth), Domain: c.domain,
+		Instance: gpuevent.Some(int64(c.id)), Depth: gpuevent.Some(c.depth), Domain: c.domain, CollectiveBytes: bytes,
 		Part: part, Link: link, Forward: c.forward, Unfinished: unfinished, Estimated: s.e.distorted.distorts(c.start, end),
 	})
 	s.e.sendIfFull()

@@ -284,6 +284,23 @@ func TestNVTXRange_WithoutThread(t *testing.T) {
 	assert.Equal(t, "torch", attr(epoch.Attributes(), semconv.CUDANVTXDomain))
 }
 
+func TestNVTXRange_Collective(t *testing.T) {
+	f := newFixture(t, Config{}).start()
+	for id, bytes := range map[uint64]uint64{1: 4096, 2: 0} {
+		name := fmt.Sprint("range ", id)
+		f.src.event(
+			cupti.ScopeEvent{What: cupti.ScopeBegin, ID: id, TimeNs: base, Name: name, Domain: "NCCL", Nested: true, CollectiveBytes: bytes},
+			cupti.ScopeEvent{What: cupti.ScopeEnd, ID: id, TimeNs: base + 10, Nested: true},
+		)
+	}
+	f.stop()
+	size, ok := f.sink.spanNamed(t, "range 1").Attributes().Get(semconv.CUDACollectiveSize)
+	require.True(t, ok)
+	assert.Equal(t, int64(4096), size.Int())
+	_, ok = f.sink.spanNamed(t, "range 2").Attributes().Get(semconv.CUDACollectiveSize)
+	assert.False(t, ok)
+}
+
 // A span of the application, and scopes of a program's tasks: their events come like those of NVTX.
 func TestScopeEvents_OfTasks(t *testing.T) {
 	f := newFixture(t, Config{}).start()

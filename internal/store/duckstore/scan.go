@@ -177,7 +177,7 @@ func (s *Store) ScanScopes(ctx context.Context, q store.ScanQuery, prefixes []st
 	if len(prefixes) > 0 {
 		f.add("len(list_filter(?::VARCHAR[], lambda p: starts_with(name, p))) > 0", prefixes)
 	}
-	query := "SELECT start_ns, end_ns, span, parent, name FROM {spans}" + f.where() + " ORDER BY start_ns, span"
+	query := "SELECT start_ns, end_ns, span, parent, name, CASE WHEN starts_with(name, 'nccl') THEN attrs END FROM {spans}" + f.where() + " ORDER BY start_ns, span"
 	err = scan(ctx, v, query, f.args, func(p *store.Span, values []driver.Value) error {
 		start, ok1 := values[0].(int64)
 		end, ok2 := values[1].(int64)
@@ -188,6 +188,9 @@ func (s *Store) ScanScopes(ctx context.Context, q store.ScanQuery, prefixes []st
 			return fmt.Errorf("got %T, %T, %T, %T and %T", values[0], values[1], values[2], values[3], values[4])
 		}
 		*p = store.Span{StartNs: start, EndNs: end, Span: store.SpanID(span), Parent: store.SpanID(parent), Name: name}
+		if values[5] != nil {
+			return attrsValue{&p.Attrs}.Scan(values[5])
+		}
 		return nil
 	}, each(visit))
 	if err != nil {

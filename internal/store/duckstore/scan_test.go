@@ -83,6 +83,9 @@ func TestStore_ScanEqualsPages(t *testing.T) {
 				x := &list[i].Span
 				if prefixes == nil || x.Name == "step" || strings.HasPrefix(x.Name, "layer1") {
 					want = append(want, store.Span{StartNs: x.StartNs, EndNs: x.EndNs, Span: x.Span, Parent: x.Parent, Name: x.Name})
+					if strings.HasPrefix(x.Name, "nccl") {
+						want[len(want)-1].Attrs = x.Attrs
+					}
 				}
 			}
 			require.NoError(t, s.ScanScopes(t.Context(), q, prefixes, func(x *store.Span) error { got = append(got, *x); return nil }))
@@ -104,6 +107,33 @@ func TestStore_ScanEqualsPages(t *testing.T) {
 	assert.Equal(t, want.Steps, got.Steps)
 	assert.ErrorIs(t, s.ScanOps(t.Context(), store.ScanQuery{Session: "other"}, nil), store.ErrNotFound)
 	assert.ErrorIs(t, s.ScanScopes(t.Context(), store.ScanQuery{Session: "training", From: -1}, nil, nil), store.ErrInvalid)
+}
+
+// TestStore_ScanCollectives reads the size of a collective, which only scopes of NCCL have.
+func TestStore_ScanCollectives(t *testing.T) {
+	s := openTraining(t, 1)
+	b := storetest.NewTraining(0).Batch(1)
+	b.Spans = nil
+	for i, name := range []string{"ncclAllReduce", "ncclGroupEnd", "step"} {
+		x := store.Span{StartNs: int64(1 + i), EndNs: 9, Trace: store.TraceID{1}, Span: store.SpanID(1000 + i), Name: name, Operation: semconv.CUDAOperationScope}
+		if name != "ncclGroupEnd" {
+			x.Attrs = store.Attrs{{Key: semconv.CUDACollectiveSize, Value: store.Value{Kind: store.KindInt, Int: 4096}}}
+		}
+		b.Spans = append(b.Spans, x)
+	}
+	_, err := s.Write(t.Context(), []*store.Batch{b})
+	require.NoError(t, err)
+	var got []store.Span
+	q := store.ScanQuery{Session: "training", From: 1, To: 9}
+	require.NoError(t, s.ScanScopes(t.Context(), q, nil, func(x *store.Span) error { got = append(got, *x); return nil }))
+	require.Len(t, got, 3)
+	assert.Equal(t, b.Spans[0].Attrs, got[0].Attrs)
+	assert.Empty(t, got[1].Attrs)
+	assert.Empty(t, got[2].Attrs)
+	scopes, _, err := analysis.FromReader(s, "", "training").Scopes(t.Context(), 1, 9, 10)
+	require.NoError(t, err)
+	require.Len(t, scopes, 3)
+	assert.Equal(t, int64(4096), scopes[0].CollectiveBytes)
 }
 
 // TestStore_OpPages reads pages whose ends are known from the timeline.

@@ -302,6 +302,7 @@ func (g *generator) step(train open, n int) {
 		}
 		if g.chance(3) {
 			inner := g.span(phase.id, pick(g, []string{"forward", "layer", "İ", ""}), semconv.CUDAOperationScope)
+			inner.attrs = sortAttrs(append(inner.attrs, num(semconv.CUDACollectiveSize, g.Int64N(math.MaxInt64))))
 			g.launch(g.place(store.Place{Trace: g.trace, Parent: inner.id}))
 			g.finish(inner, pick(g, []string{"layer", "forward"}), phase.id)
 		}
