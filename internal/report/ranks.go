@@ -100,6 +100,7 @@ func WriteRanks(out io.Writer, r *ranks.Result, top, width int) error {
 	fmt.Fprintf(&b, "%s, %s of several ranks in %s\n\n", plural(uint64(len(r.Ranks)), "rank"), plural(uint64(r.Total), "collective"), Time(time.Duration(r.WallNs)))
 	writeRanks(&b, r, width)
 	writeClocks(&b, r, width)
+	writeBandwidths(&b, r, width)
 	for i, f := range r.Findings {
 		lead := fmt.Sprintf("%d. ", i+1)
 		prose(&b, lead, f.Text, width)
@@ -116,6 +117,11 @@ func WriteRanks(out io.Writer, r *ranks.Result, top, width int) error {
 	if len(r.Findings) == 0 && r.Total > 0 {
 		prose(&b, "", "No rank delays the others by 1 % of the time or more.", width)
 	}
+	for _, g := range r.Groups {
+		for _, f := range g.Findings {
+			prose(&b, "", "Ranks "+members(r, &g)+": "+f, width)
+		}
+	}
 	b.WriteByte('\n')
 	writeCollectives(&b, r, top, width)
 	for _, p := range r.Problems {
@@ -125,11 +131,7 @@ func WriteRanks(out io.Writer, r *ranks.Result, top, width int) error {
 		if g.Uncertain == "" && g.Complete == g.Collectives {
 			continue
 		}
-		var names []string
-		for _, i := range g.Ranks {
-			names = append(names, strconv.Itoa(r.Ranks[i].Rank))
-		}
-		text := fmt.Sprintf("Ranks %s: %s of %s have parts of all ranks.", strings.Join(names, ", "), Count(uint64(g.Complete)), plural(uint64(g.Collectives), "collective"))
+		text := fmt.Sprintf("Ranks %s: %s of %s have parts of all ranks.", members(r, &g), Count(uint64(g.Complete)), plural(uint64(g.Collectives), "collective"))
 		if g.Uncertain != "" {
 			text += " It is uncertain which parts belong together: " + g.Uncertain + "."
 		}
@@ -149,6 +151,34 @@ func writeRanks(out io.Writer, r *ranks.Result, width int) {
 	}
 	t.write(out, width)
 	fmt.Fprintln(out)
+}
+
+// members lists the ranks of a group.
+func members(r *ranks.Result, g *ranks.Group) string {
+	var names []string
+	for _, i := range g.Ranks {
+		names = append(names, strconv.Itoa(r.Ranks[i].Rank))
+	}
+	return strings.Join(names, ", ")
+}
+
+// writeBandwidths prints the bus bandwidths of each group.
+func writeBandwidths(out io.Writer, r *ranks.Result, width int) {
+	t := table{head: []string{"BUS BANDWIDTH", "MEDIAN", "BEST", "PEAK", "COLLECTIVES", "BYTES", "RANKS"}}
+	speed := func(v float64) string { return strconv.FormatFloat(v/1e9, 'f', 1, 64) + "GB/s" }
+	for _, g := range r.Groups {
+		peak := "-"
+		if g.Peak > 0 {
+			peak = speed(g.Peak)
+		}
+		for _, b := range g.Bandwidths {
+			t.add(b.Kind.String(), speed(b.Median), speed(b.Best), peak, Count(uint64(b.Collectives)), Count(uint64(b.Bytes)), members(r, &g))
+		}
+	}
+	if len(t.rows) > 0 {
+		t.write(out, width)
+		fmt.Fprintln(out)
+	}
 }
 
 func writeClocks(out io.Writer, r *ranks.Result, width int) {

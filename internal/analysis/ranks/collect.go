@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/analysis"
@@ -45,6 +46,12 @@ func number(text string) int {
 	return int(n)
 }
 
+// text returns a string by its key, "" if there is none.
+func text(a store.Attrs, key string) string {
+	v, _ := a.Get(key)
+	return v.Str
+}
+
 const (
 	// maxCollectives bounds the collectives of all sessions. Of each, the first ones are kept.
 	maxCollectives = 1_000_000
@@ -63,6 +70,8 @@ type recorded struct {
 	// lanes has the sequences of collectives by stream, each by end.
 	lanes map[int64][]Collective
 	count int
+	// device and model are hw.id and hw.name of the device.
+	device, model string
 	// devices is the number of devices with collectives.
 	devices int
 	// toNs is where reading stopped, if complete is false.
@@ -98,6 +107,7 @@ func collect(ctx context.Context, in Input, most int, deadline time.Time) (*reco
 		}
 	}
 	devices := map[string]*device{}
+	sizes := newSizes(scopes)
 	n := 0
 	err = in.Source.Ops(ctx, first, r.toNs, func(row *store.OpRow) error {
 		if n++; n%4096 == 0 && expired(deadline) || r.count >= most {
@@ -111,17 +121,22 @@ func collect(ctx context.Context, in Input, most int, deadline time.Time) (*reco
 		kind, ok := KernelKind(c.Name)
 		dev := devices[row.LaneRef.Device]
 		if dev == nil {
-			dev = &device{lanes: map[int64][]Collective{}}
+			dev = &device{
+				lanes: map[int64][]Collective{},
+				model: cmp.Or(text(row.ShapeRef.Attrs, semconv.HWName), text(row.OriginRef.Resource, semconv.HWName)),
+			}
 			devices[row.LaneRef.Device] = dev
 		}
 		if !ok {
 			dev.compute(c.StartNs, c.EndNs)
 			return nil
 		}
-		if kind == Other { // NCCL's own range around the launch can state it
+		// NCCL's own range around the launch can state it. An all-to-all is a kernel that sends and receives.
+		if kind == Other || kind == SendRecv && strings.HasPrefix(row.PlaceRef.ScopeName, "nccl") && kindOf(row.PlaceRef.ScopeName) == AllToAll {
 			kind = kindOf(row.PlaceRef.ScopeName)
 		}
-		c.Kind = kind
+		c.Kind, c.scope = kind, row.PlaceRef.Parent
+		sizes.kernels[c.scope]++
 		lane := int64(unknownLane)
 		if row.LaneRef.Stream.OK && row.LaneRef.Stream.V >= 0 {
 			lane = row.LaneRef.Stream.V
@@ -135,7 +150,11 @@ func collect(ctx context.Context, in Input, most int, deadline time.Time) (*reco
 		return nil, err
 	}
 	r.use(devices)
+	sizes.resolve(scopes)
 	for _, list := range r.lanes {
+		for i := range list {
+			list[i].Bytes = sizes.of(&list[i])
+		}
 		slices.SortStableFunc(list, func(a, b Collective) int { return cmp.Or(cmp.Compare(a.EndNs, b.EndNs), cmp.Compare(a.Span, b.Span)) })
 	}
 	return r, nil
@@ -152,6 +171,7 @@ func (r *recorded) use(devices map[string]*device) {
 		r.devices++
 		if most == nil || len(d.active)+len(d.done) > len(most.active)+len(most.done) {
 			most = d
+			r.device, r.model = id, d.model
 		}
 	}
 	if most == nil {
@@ -169,6 +189,7 @@ func (r *recorded) use(devices map[string]*device) {
 // up to commEnd.
 type device struct {
 	lanes                 map[int64][]Collective
+	model                 string
 	active                []part
 	done                  []part
 	computeEnd, commEnd   int64

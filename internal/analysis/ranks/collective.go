@@ -68,6 +68,10 @@ type Collective struct {
 	Span           store.SpanID
 	// OverlappedNs is the time in which another kernel ran on the device too.
 	OverlappedNs int64
+	// Bytes is the message size that NCCL stated, 0 if it is unknown.
+	Bytes int64
+
+	scope store.SpanID // that launched it
 }
 
 // words are parts of names in lower case without separators, the longer ones before their parts.

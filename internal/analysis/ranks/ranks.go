@@ -63,6 +63,7 @@ func Run(ctx context.Context, inputs []Input, o Options) (*Result, error) {
 	a.join()
 	a.align()
 	a.judge()
+	a.bandwidth()
 	if err := a.causes(ctx, o.Deadline); err != nil {
 		return nil, err
 	}
@@ -96,6 +97,9 @@ type event struct {
 	// if there is none.
 	previous int
 	enterNs  int64 // of the last one, aligned
+
+	bytes          int64 // 0 if unknown
+	algorithm, bus float64
 }
 
 type member struct {
@@ -396,7 +400,7 @@ func (a *run) finish(o Options) {
 	base := a.result.Base
 	for _, i := range order {
 		e := &a.events[i]
-		t := Together{Group: e.group, Kind: e.parts[0].at.Kind, Name: e.parts[0].at.Name, Complete: e.complete, Late: e.late}
+		t := Together{Group: e.group, Kind: e.parts[0].at.Kind, Name: e.parts[0].at.Name, Complete: e.complete, Late: e.late, Bytes: e.bytes, Algorithm: e.algorithm, Bus: e.bus}
 		for _, p := range e.parts {
 			x := Part{
 				Rank: p.rank, Span: SpanID(p.at.Span), Start: p.at.StartNs - a.ranks[p.rank].baseNs, Enter: p.enter - base, Leave: p.leave - base,

@@ -100,6 +100,23 @@ type Group struct {
 	Complete    int `json:"complete"`
 	// Uncertain says why the match is in doubt, "" if it is not.
 	Uncertain string `json:"uncertain,omitempty"`
+	// Peak is the bandwidth of the link between the ranks in one direction, absent if it is unknown.
+	Peak float64 `json:"peak_bytes_per_second,omitempty"`
+	// Bandwidths are of the collectives whose size is known.
+	Bandwidths []Bandwidth `json:"bandwidths,omitempty"`
+	// Findings say which large collectives are far below the peak.
+	Findings []string `json:"findings,omitempty"`
+}
+
+// Bandwidth is the bus bandwidths of one kind of collectives in a group, in bytes per second.
+type Bandwidth struct {
+	Kind        Kind `json:"kind"`
+	Collectives int  `json:"collectives"`
+	// Bytes is the sum of the sizes.
+	Bytes int64 `json:"bytes"`
+	// Median is the bandwidth at or below which half of the bytes moved.
+	Median float64 `json:"median_bytes_per_second"`
+	Best   float64 `json:"best_bytes_per_second"`
 }
 
 // Together is one collective of several ranks.
@@ -108,8 +125,13 @@ type Together struct {
 	Kind  Kind   `json:"kind"`
 	Name  string `json:"name"`
 	// Complete says that all ranks of the group have been found.
-	Complete bool   `json:"complete"`
-	Parts    []Part `json:"parts"`
+	Complete bool `json:"complete"`
+	// Bytes is the size of the data, as nccl-tests counts it, absent if it is unknown. Algorithm and Bus
+	// are bandwidths in bytes per second.
+	Bytes     int64   `json:"bytes,omitempty"`
+	Algorithm float64 `json:"algorithm_bytes_per_second,omitempty"`
+	Bus       float64 `json:"bus_bytes_per_second,omitempty"`
+	Parts     []Part  `json:"parts"`
 	// Late is who came last, absent for kinds that do not synchronise and for incomplete collectives.
 	Late *Late `json:"late,omitempty"`
 }

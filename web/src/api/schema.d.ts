@@ -1543,12 +1543,26 @@ export interface components {
             exposed_ns: components["schemas"]["Ns"];
             overlapped_ns: components["schemas"]["Ns"];
         };
+        /** @enum {string} */
+        CollectiveKind: "all_reduce" | "all_gather" | "reduce_scatter" | "barrier" | "broadcast" | "reduce" | "all_to_all" | "send_recv" | "other";
+        /** @description Bus bandwidths of the collectives of one kind whose size is known */
+        RankBandwidth: {
+            kind: components["schemas"]["CollectiveKind"];
+            collectives: components["schemas"]["Count"];
+            bytes: components["schemas"]["Count"];
+            /** @description Bandwidth at or below which half of the bytes moved */
+            median_bytes_per_second: number;
+            best_bytes_per_second: number;
+        };
         RankCollective: {
             group: number;
-            /** @enum {string} */
-            kind: "all_reduce" | "all_gather" | "reduce_scatter" | "barrier" | "broadcast" | "reduce" | "all_to_all" | "send_recv" | "other";
+            kind: components["schemas"]["CollectiveKind"];
             name: string;
             complete: boolean;
+            /** @description Size as nccl-tests counts it; absent if unknown */
+            bytes?: components["schemas"]["Count"];
+            algorithm_bytes_per_second?: number;
+            bus_bytes_per_second?: number;
             parts: components["schemas"]["RankPart"][];
             late?: {
                 rank: components["schemas"]["Index"];
@@ -1578,6 +1592,11 @@ export interface components {
                 collectives: components["schemas"]["Count"];
                 complete: components["schemas"]["Count"];
                 uncertain?: string;
+                /** @description Bandwidth of the link in one direction; absent if unknown */
+                peak_bytes_per_second?: number;
+                bandwidths?: components["schemas"]["RankBandwidth"][];
+                /** @description Large collectives far below the peak */
+                findings?: string[];
             }[];
             collectives_total: components["schemas"]["Count"];
             collectives: components["schemas"]["RankCollective"][];

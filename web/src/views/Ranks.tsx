@@ -11,6 +11,7 @@ import s from "./ranks.module.css";
 
 type Answer = Schemas["Ranks"];
 type Rank = Schemas["Rank"];
+type Group = Answer["groups"][number];
 type Collective = Schemas["RankCollective"];
 type Part = Schemas["RankPart"];
 
@@ -51,6 +52,7 @@ export function Ranks() {
       </div>
       <Advice a={a} />
       <RankTable a={a} />
+      {a.groups.some((g) => g.bandwidths) && <Bandwidths a={a} />}
       {a.collectives.length > 0 && <Lanes a={a} />}
       {a.collectives.length > 0 && <Delays a={a} />}
     </div>
@@ -83,6 +85,8 @@ function Show({
   );
 }
 
+const members = (a: Answer, g: Group) => g.ranks.map((i) => a.ranks[i]?.rank).join(", ");
+
 function Advice({ a }: { a: Answer }) {
   return (
     <section className={ui.card} aria-label="Advice">
@@ -109,6 +113,13 @@ function Advice({ a }: { a: Answer }) {
           );
         })}
       </ol>
+      {a.groups.flatMap((g) =>
+        (g.findings ?? []).map((f) => (
+          <p key={`${g.ranks}${g.stream}${f}`} className={s.text}>
+            Ranks {members(a, g)}: {f}
+          </p>
+        )),
+      )}
       {a.problems.map((p) => (
         <p key={p} className={`${s.text} ${ui.muted}`}>
           {p}
@@ -118,12 +129,60 @@ function Advice({ a }: { a: Answer }) {
         .filter((g) => g.uncertain || g.complete < g.collectives)
         .map((g) => (
           <p key={`${g.ranks}${g.stream}`} className={`${s.text} ${ui.muted}`}>
-            Ranks {g.ranks.map((i) => a.ranks[i]?.rank).join(", ")}: {count(g.complete)} of {count(g.collectives)}{" "}
-            collectives have parts of all ranks.
+            Ranks {members(a, g)}: {count(g.complete)} of {count(g.collectives)} collectives have parts of all ranks.
             {g.uncertain && ` It is uncertain which parts belong together: ${g.uncertain}.`}
           </p>
         ))}
     </section>
+  );
+}
+
+/** Bandwidths has the bus bandwidth of each kind of collectives in each group. */
+function Bandwidths({ a }: { a: Answer }) {
+  const speed = (v: number | undefined) => (
+    <td className={ui.right}>{v ? `${(v / 1e9).toFixed(1)} GB/s` : "unknown"}</td>
+  );
+  return (
+    <div className={`${ui.card} ${ui.tableScroll}`}>
+      <table className={ui.table} aria-label="Bus bandwidth">
+        <thead>
+          <tr>
+            <th scope="col">Bus bandwidth</th>
+            <th scope="col" className={ui.right} title="Half of the bytes moved at this bandwidth or less">
+              Median
+            </th>
+            <th scope="col" className={ui.right}>
+              Best
+            </th>
+            <th scope="col" className={ui.right} title="NVLink in one direction">
+              Peak
+            </th>
+            <th scope="col" className={ui.right} title="Collectives whose size is known">
+              Collectives
+            </th>
+            <th scope="col" className={ui.right}>
+              Bytes
+            </th>
+            <th scope="col">Ranks</th>
+          </tr>
+        </thead>
+        <tbody>
+          {a.groups.flatMap((g) =>
+            (g.bandwidths ?? []).map((b) => (
+              <tr key={`${g.ranks}${g.stream}${b.kind}`}>
+                <td className={ui.nowrap}>{b.kind}</td>
+                {speed(b.median_bytes_per_second)}
+                {speed(b.best_bytes_per_second)}
+                {speed(g.peak_bytes_per_second)}
+                <td className={ui.right}>{count(b.collectives)}</td>
+                <td className={ui.right}>{count(b.bytes)}</td>
+                <td>{members(a, g)}</td>
+              </tr>
+            )),
+          )}
+        </tbody>
+      </table>
+    </div>
   );
 }
 
