@@ -3,6 +3,9 @@
 """Runs two processes as ranks, once with gloo and once with NCCL, and checks that `gpuflight ranks`
 finds the rank that is slow, its delay and its cause. Each rank has a GPU of its own where there are two.
 
+With NCCL, each all-reduce must have its size, and the bus bandwidth of 256 MiB must be what CUDA events in
+the program measure.
+
     python3 test/gpu/ranks.py --bin bin [--backend gloo|nccl] [--keep FOLDER]
 
 It needs PyTorch. Two ranks on one GPU need NCCL 2.30 or later, with NCCL_MULTI_RANK_GPU_ENABLE=1;
@@ -15,6 +18,7 @@ import json
 import os
 import pathlib
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,6 +26,7 @@ import tempfile
 DELAY_MS = 15
 STEPS = 60
 EVERY = 3
+BIG, BIGS, WARMUPS = 256 << 20, 20, 3  # bytes and numbers of the large all-reduces
 
 PROGRAM = f"""
 import contextlib, os, sys, time
@@ -57,6 +62,16 @@ for step in range({STEPS}):
         reduce(p.grad)
     torch.cuda.nvtx.range_pop()
 torch.cuda.synchronize()
+if backend == "nccl":
+    t = torch.zeros({BIG} // 4, device="cuda")
+    events = []
+    for _ in range({WARMUPS + BIGS}):
+        events.append([torch.cuda.Event(enable_timing=True) for _ in range(2)])
+        events[-1][0].record()
+        dist.all_reduce(t)
+        events[-1][1].record()
+    torch.cuda.synchronize()
+    print("BIG", *(a.elapsed_time(b) for a, b in events[{WARMUPS}:]))
 dist.destroy_process_group()
 """
 
@@ -68,7 +83,8 @@ def free_port():
 
 
 def record(args, folder, backend, cause):
-    """Records two ranks and returns their files, or None if NCCL rejects two ranks on one GPU."""
+    """Records two ranks. Returns their files and the times of the large all-reduces by rank in ms, or None
+    if NCCL rejects two ranks on one GPU."""
     program = folder / "program.py"
     program.write_text(PROGRAM)
     port, files, running = free_port(), [], []
@@ -92,7 +108,7 @@ def record(args, folder, backend, cause):
             print("SKIP nccl: this version rejects two ranks on one GPU")
             return None
         sys.exit(f"FAIL {backend} {cause}: a rank failed\n{text[-3000:]}")
-    return files
+    return files, [[float(ms) for line in text.splitlines() if line.startswith("BIG ") for ms in line.split()[1:]] for text in out]
 
 
 def shift(file, ns):
@@ -118,7 +134,28 @@ def shift(file, ns):
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def check(args, name, files, offset, cause):
+def check_sizes(result, times):
+    """Checks the sizes and the bus bandwidth of NCCL's all-reduces. Of two ranks it is size / time."""
+    problems, busses, sizes = [], {}, {4 * 1024 * 1024: 6 * STEPS, 4 * 1024: 6 * STEPS, BIG: WARMUPS + BIGS}
+    for c in result["collectives"]:
+        busses.setdefault(c.get("bytes"), []).append(c.get("bus_bytes_per_second", 0) / 1e9)
+    found = {size: len(list) for size, list in busses.items()}
+    if found != sizes:
+        return [f"the numbers by size are {found}, not {sizes}"]
+    # The rank that enters last measures the time without the wait for the other one.
+    events = [BIG / min(ms) / 1e6 for ms in zip(*times)]
+    if len(events) != BIGS:
+        return [f"the program measured {len(events)} large all-reduces"]
+    ours, theirs = statistics.median(busses[BIG][-BIGS:]), statistics.median(events)
+    if not 0.9 * theirs <= ours <= 1.1 * theirs:
+        problems.append(f"the bus bandwidth of {BIG >> 20} MiB is {ours:.1f} GB/s, by CUDA events {theirs:.1f} GB/s")
+    group = result["groups"][0]
+    print(f"   bus bandwidth in GB/s: median {statistics.median(busses[4 * 1024 * 1024]):.1f} of 4 MiB, {ours:.1f} of {BIG >> 20} MiB, "
+          f"{theirs:.1f} by CUDA events; peak {group.get('peak_bytes_per_second', 0) / 1e9:.0f}; {group.get('bandwidths')} {group.get('findings', [])}")
+    return problems
+
+
+def check(args, name, files, times, offset, cause):
     out = subprocess.run([str(args.bin / "gpuflight"), "ranks", "--json", "--top", "10000", *map(str, files)], capture_output=True, text=True, check=True)
     result = json.loads(out.stdout)
     ranks, problems = result["ranks"], []
@@ -134,6 +171,8 @@ def check(args, name, files, offset, cause):
     # A rank with gloo waits with a copy to the host, so more kernels can appear as a wait.
     if found not in {"host": ("host", "nothing_queued"), "kernels": ("more_kernels", "slower_kernels", "sync")}[cause]:
         problems.append(f"the cause is {found}")
+    if any(times):
+        problems += check_sizes(result, times)
     print(f"{'FAIL' if problems else 'PASS'} {name}: {result['collectives_total']} collectives, rank 1 last {ranks[1]['last']} times "
           f"({ranks[1]['last_proven']} certain), late {ranks[1]['late_ns'] / 1e6:.1f} ms, cause {found}, clock {clock}")
     for p in problems + result["problems"]:
@@ -155,12 +194,13 @@ def main():
         folder.mkdir(parents=True, exist_ok=True)
         for backend in args.backend or ["gloo", "nccl"]:
             for cause in ("host", "kernels"):
-                files = record(args, folder, backend, cause)
-                if files is None:
+                recorded = record(args, folder, backend, cause)
+                if recorded is None:
                     break
-                ok &= check(args, f"{backend} {cause}", files, 0, cause)
+                files, times = recorded
+                ok &= check(args, f"{backend} {cause}", files, times, 0, cause)
                 shift(files[1], args.offset)
-                ok &= check(args, f"{backend} {cause}, other clock", files, args.offset, cause)
+                ok &= check(args, f"{backend} {cause}, other clock", files, times, args.offset, cause)
     sys.exit(0 if ok else 1)
 
 
