@@ -27,7 +27,9 @@ class Sizes:
         pick = random.Random(seed).choice if seed else lambda choices: choices[0]
         self.size, self.layers = pick([4096, 3072, 5120]), pick([8, 6, 10, 12])
         self.load = pick([0.006, 0.004, 0.008, 0.012])  # seconds to make a batch
-        self.work = pick([0.001, 0.0008, 0.0007])  # seconds of other work after a read
+        # Seconds of other work after a read: less than the device takes for a step, at 800 TFLOP/s. Else
+        # that work is the cause, and the read is not.
+        self.work = min(pick([0.001, 0.0008, 0.0007]), 0.7 * self.layers * 2 * self.size**3 / 800e12)
         self.copy = pick([64, 48, 96, 128]) << 20  # bytes that a step copies
         self.tiny = pick([150, 80, 120, 200])  # kernels of a step
         self.block = pick([128, 64, 200, 256]) << 20  # bytes of an allocation
