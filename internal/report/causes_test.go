@@ -117,7 +117,7 @@ func TestCauses_KnownCauses(t *testing.T) {
 	}
 	// The largest kind on the critical path of the typical step.
 	path := map[string]string{
-		"data_loader": "host", "item": "compute", "pageable": "copy", "no_overlap": "compute", "allocator": "allocator", "slow_layer": "compute",
+		"data_loader": "host", "item": "compute", "pageable": "copy", "no_overlap": "compute", "tiny": "launch", "allocator": "allocator", "slow_layer": "compute",
 	}
 	for name, first := range map[string][]string{
 		"balanced": nil, "data_loader": {"host"}, "item": {"sync"}, "pageable": {"pageable_copy", "copy_call"},
