@@ -11,7 +11,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/answer"
@@ -177,8 +179,7 @@ func (s *Store) ScanScopes(ctx context.Context, q store.ScanQuery, prefixes []st
 	if len(prefixes) > 0 {
 		f.add("len(list_filter(?::VARCHAR[], lambda p: starts_with(name, p))) > 0", prefixes)
 	}
-	query := "SELECT start_ns, end_ns, span, parent, name, CASE WHEN starts_with(name, 'nccl') THEN attrs END FROM {spans}" + f.where() + " ORDER BY start_ns, span"
-	err = scan(ctx, v, query, f.args, func(p *store.Span, values []driver.Value) error {
+	fill := func(p *store.Span, values []driver.Value) error {
 		start, ok1 := values[0].(int64)
 		end, ok2 := values[1].(int64)
 		span, ok3 := values[2].(uint64)
@@ -192,11 +193,52 @@ func (s *Store) ScanScopes(ctx context.Context, q store.ScanQuery, prefixes []st
 			return attrsValue{&p.Attrs}.Scan(values[5])
 		}
 		return nil
-	}, each(visit))
+	}
+	bounds, err := v.startBounds(ctx, f)
 	if err != nil {
 		return fmt.Errorf("scan scopes: %w", err)
 	}
+	for i := range len(bounds) + 1 {
+		part := filter{slices.Clone(f.conditions), slices.Clone(f.args)}
+		if i > 0 {
+			part.add("start_ns >= ?", bounds[i-1])
+		}
+		if i < len(bounds) {
+			part.add("start_ns < ?", bounds[i])
+		}
+		query := "SELECT start_ns, end_ns, span, parent, name, CASE WHEN starts_with(name, 'nccl') THEN attrs END FROM {spans}" + part.where() + " ORDER BY start_ns, span"
+		if err := scan(ctx, v, query, part.args, fill, each(visit)); err != nil {
+			return fmt.Errorf("scan scopes: %w", err)
+		}
+	}
 	return nil
+}
+
+// maxSorted is the number of spans that a scan sorts in one statement. 4 M with their names need more
+// than the default limit of memory.
+const maxSorted = 1 << 20
+
+// startBounds returns times, in order, that divide the spans of a filter by their starts into parts of
+// about maxSorted.
+func (v *view) startBounds(ctx context.Context, f *filter) (bounds []int64, err error) {
+	var n int64
+	err = v.each(ctx, "SELECT count(*) FROM {spans}"+f.where(), f.args, func(r *sql.Rows) error { return r.Scan(&n) })
+	parts := n/v.s.maxSorted + 1
+	if err != nil || parts == 1 {
+		return nil, err
+	}
+	shares := make([]string, parts-1)
+	for i := range shares {
+		shares[i] = strconv.FormatFloat(float64(i+1)/float64(parts), 'f', -1, 64)
+	}
+	query := "SELECT DISTINCT unnest(approx_quantile(start_ns, [" + strings.Join(shares, ", ") + "])) AS t FROM {spans}" + f.where() + " ORDER BY t"
+	err = v.each(ctx, query, f.args, func(r *sql.Rows) error {
+		var t int64
+		err := r.Scan(&t)
+		bounds = append(bounds, t)
+		return err
+	})
+	return bounds, err
 }
 
 // ScopeSums implements [store.Scanner].
