@@ -147,8 +147,9 @@ func TestWindow_Schedule(t *testing.T) {
 			}
 			assert.Equal(t, map[string]int64{fmt.Sprintf("plain:%d %s", line, tc.figure): want}, figures)
 			if text {
-				require.Len(t, listings, 1)
+				require.Len(t, listings, 2, "SASS and PTX")
 				assert.Contains(t, listings[0], "STG")
+				assert.Contains(t, listings[1], ".entry plain(")
 			}
 			require.Len(t, captures, 1)
 			assert.Equal(t, int64(1), captures[0].Attributes().AsRaw()[semconv.CUDACaptureDeepWindows])
