@@ -17,6 +17,8 @@ type Scope struct {
 	Name           string
 	// CollectiveBytes is cuda.collective.size, 0 if it is unknown.
 	CollectiveBytes int64
+	// Instance is cuda.scope.instance.id, 0 if it is unknown. A store that scans has it for ranges of NCCL only.
+	Instance int64
 
 	part bool // a further part of a scope that is listed already
 }
@@ -116,7 +118,7 @@ func scopeOf(s *store.Span) Scope {
 	part := attr(s.Attrs, semconv.CUDAScopePart).Int > 0
 	return Scope{
 		StartNs: s.StartNs, EndNs: max(s.StartNs, s.EndNs), Span: s.Span, Parent: s.Parent, Name: s.Name,
-		CollectiveBytes: max(0, attr(s.Attrs, semconv.CUDACollectiveSize).Int), part: part,
+		CollectiveBytes: max(0, attr(s.Attrs, semconv.CUDACollectiveSize).Int), Instance: attr(s.Attrs, semconv.CUDAScopeInstanceID).Int, part: part,
 	}
 }
 

@@ -80,6 +80,7 @@ func newSizes(scopes []analysis.Scope) *sizes {
 
 // pending is the open calls of ncclGroupStart within one range.
 type pending struct {
+	begin   int // the index of the first ncclGroupStart
 	depth   int
 	message message
 	mixed   bool // several kinds, or calls of several threads
@@ -97,7 +98,7 @@ func (s *sizes) resolve(scopes []analysis.Scope) {
 		switch {
 		case x.Name == "ncclGroupStart":
 			if g == nil {
-				g = &pending{}
+				g = &pending{begin: i}
 				groups[x.Parent] = g
 			}
 			g.depth++
@@ -108,7 +109,7 @@ func (s *sizes) resolve(scopes []analysis.Scope) {
 			case g.depth > 0: // an inner one launches nothing
 				g.mixed = g.mixed || s.kernels[x.Span] > 0
 				continue
-			case !g.mixed && g.message.bytes > 0:
+			case !g.mixed && g.message.bytes > 0 && uninterrupted(scopes, g.begin, i):
 				s.messages[x.Span] = g.message
 			}
 			delete(groups, x.Parent)
@@ -118,6 +119,12 @@ func (s *sizes) resolve(scopes []analysis.Scope) {
 			g.message = message{kind, g.message.bytes + x.CollectiveBytes}
 		}
 	}
+}
+
+// uninterrupted says that no range is missing between two scopes, such as one above the recorder's limit.
+// The recorder numbers the ranges of all threads.
+func uninterrupted(scopes []analysis.Scope, first, last int) bool {
+	return scopes[last].Instance-scopes[first].Instance == int64(last-first)
 }
 
 // of returns the size of a collective, 0 if it is unknown.

@@ -20,6 +20,8 @@ type link struct {
 	model string
 	now   int64
 	span  store.SpanID
+	// instance is the number of the last range.
+	instance int64
 }
 
 func newLink(n int, model string) *link {
@@ -33,9 +35,10 @@ func newLink(n int, model string) *link {
 // scope adds a range of NCCL on each rank, and returns its span.
 func (l *link) scope(name string, parent store.SpanID, bytes int64) store.SpanID {
 	l.span++
+	l.instance++
 	l.now += 10 * µs
 	for _, m := range l.ranks {
-		m.scopes = append(m.scopes, analysis.Scope{StartNs: l.now, EndNs: l.now + 5*µs, Span: l.span, Parent: parent, Name: name, CollectiveBytes: bytes})
+		m.scopes = append(m.scopes, analysis.Scope{StartNs: l.now, EndNs: l.now + 5*µs, Span: l.span, Parent: parent, Name: name, CollectiveBytes: bytes, Instance: l.instance})
 	}
 	return l.span
 }
@@ -144,6 +147,12 @@ func TestRun_BandwidthOfGroups(t *testing.T) {
 			l.collective(gather, "ncclAllGather", 7, 100*µs)
 			l.kernel(allReduce, "ncclGroupEnd", l.scope("ncclGroupEnd", 1, 0), 100*µs)
 		}, 1000},
+		{"a range is missing", func(l *link) {
+			l.scope("ncclGroupStart", 1, 0)
+			l.scope("ncclAllReduce", 1, 1000)
+			l.instance++
+			l.kernel(allReduce, "ncclGroupEnd", l.scope("ncclGroupEnd", 1, 0), 100*µs)
+		}, 0},
 		{"two kinds", func(l *link) {
 			l.scope("ncclGroupStart", 1, 0)
 			l.scope("ncclAllReduce", 1, 1000)

@@ -118,7 +118,10 @@ func TestStore_ScanCollectives(t *testing.T) {
 	for i, name := range []string{"ncclAllReduce", "ncclGroupEnd", "step"} {
 		x := store.Span{StartNs: int64(1 + i), EndNs: 9, Trace: store.TraceID{1}, Span: store.SpanID(1000 + i), Name: name, Operation: semconv.CUDAOperationScope}
 		if name != "ncclGroupEnd" {
-			x.Attrs = store.Attrs{{Key: semconv.CUDACollectiveSize, Value: store.Value{Kind: store.KindInt, Int: 4096}}}
+			x.Attrs = store.Attrs{
+				{Key: semconv.CUDACollectiveSize, Value: store.Value{Kind: store.KindInt, Int: 4096}},
+				{Key: semconv.CUDAScopeInstanceID, Value: store.Value{Kind: store.KindInt, Int: 7}},
+			}
 		}
 		b.Spans = append(b.Spans, x)
 	}
@@ -134,7 +137,7 @@ func TestStore_ScanCollectives(t *testing.T) {
 	scopes, _, err := analysis.FromReader(s, "", "training").Scopes(t.Context(), 1, 9, 10)
 	require.NoError(t, err)
 	require.Len(t, scopes, 3)
-	assert.Equal(t, int64(4096), scopes[0].CollectiveBytes)
+	assert.Equal(t, []int64{4096, 7}, []int64{scopes[0].CollectiveBytes, scopes[0].Instance})
 }
 
 // TestStore_OpPages reads pages whose ends are known from the timeline.
