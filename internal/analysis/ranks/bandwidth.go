@@ -11,12 +11,12 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store"
 )
 
-// linkPeaks is the bandwidth of NVLink in one direction, in bytes per second, by the name of the device:
-// half of the totals of 300, 600, 900 and 1,800 GB/s in https://www.nvidia.com/en-us/data-center/nvlink/.
-// Names are those of SXM modules. Other boards, parts of a device (MIG) and links between hosts have none.
+// linkPeaks is the bandwidth of all NVLinks of a device in one direction, in bytes per second, by the name
+// of the device. It is half of the totals of 300, 600, 900 and 1,800 GB/s that NVIDIA states for the
+// generations (https://www.nvidia.com/en-us/data-center/nvlink/). Names are those of SXM modules. Other
+// boards, parts of a device (MIG) and links between hosts have none. Nor has the V100-SXM2: without a switch,
+// its devices use all links only if eight take part (https://github.com/NVIDIA/nccl/issues/258).
 var linkPeaks = map[string]float64{
-	"Tesla V100-SXM2-16GB":  150e9,
-	"Tesla V100-SXM2-32GB":  150e9,
 	"Tesla V100-SXM3-32GB":  150e9,
 	"NVIDIA A100-SXM4-40GB": 300e9,
 	"NVIDIA A100-SXM4-80GB": 300e9,
@@ -29,9 +29,14 @@ const (
 	// largeNs is the time at the peak from which a collective is bound by the link. NCCL needs up to some
 	// 25 µs for a small one within a host, which is then a tenth at most.
 	largeNs = 250_000
-	// lowShare is the share of the peak below which large collectives are a finding. With nccl-tests, they
-	// reach 70 % and more on systems with NVSwitch.
+	// lowShare is the share of the peak below which large collectives are a finding. The protocol leaves about 80 %:
+	// nccl-tests reach 120 of 150 GB/s (https://github.com/NVIDIA/nccl/issues/258), 230 of 300
+	// (https://github.com/NVIDIA/nccl-tests/issues/149) and 370 of 450. An all-reduce that the switch adds up
+	// reaches 480 of 450 (https://github.com/NVIDIA/nccl-tests/issues/212).
 	lowShare = 0.5
+	// unswitched is the largest number of devices on boards without a switch. There, two devices share a third
+	// of their links, 100 GB/s of an A100 (https://github.com/NVIDIA/nccl-tests/issues/331). Four share all.
+	unswitched = 4
 )
 
 // perRank says that NCCL states the part of one rank, of a total that is as many times as large as there
@@ -230,18 +235,28 @@ func medianBus(list []speed) float64 {
 	return 0
 }
 
-// peak returns the bandwidth of the link between the ranks of a group, 0 if it is unknown: they must be
-// on one host, on devices of their own.
+// peak returns the bandwidth of the link between the ranks of a group, 0 if it is unknown. The ranks must
+// be on one host, on devices of their own, and use all links of each.
 func (a *run) peak(g int) float64 {
 	members := a.groups[g].members
 	first := a.ranks[members[0]]
+	beside := func(r *recorded) bool { return r.Host != "" && r.Host == first.Host && r.HostID == first.HostID }
 	devices := map[string]bool{}
 	for _, m := range members {
 		r := a.ranks[m]
-		if r.Host == "" || r.Host != first.Host || r.HostID != first.HostID || r.model != first.model || devices[r.device] {
+		if !beside(r) || r.model != first.model || devices[r.device] {
 			return 0
 		}
 		devices[r.device] = true
+	}
+	onHost := 0
+	for _, r := range a.ranks {
+		if beside(r) {
+			onHost++
+		}
+	}
+	if len(members) < unswitched && onHost <= unswitched {
+		return 0
 	}
 	return linkPeaks[first.model]
 }

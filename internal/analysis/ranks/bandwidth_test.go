@@ -203,7 +203,7 @@ func TestRun_BandwidthOfGroups(t *testing.T) {
 }
 
 func TestRun_BandwidthFindings(t *testing.T) {
-	const large = 256 << 20 // at 450 GB/s and 2 ranks: 597 µs
+	const large = 256 << 20 // at 450 GB/s and 4 ranks: 895 µs
 	run := func(t *testing.T, l *link, change func(list []Input)) Group {
 		t.Helper()
 		list := l.inputs()
@@ -214,21 +214,22 @@ func TestRun_BandwidthFindings(t *testing.T) {
 		require.Len(t, got.Groups, 1)
 		return got.Groups[0]
 	}
-	at := func(model string, bytes, ns int64) *link {
-		l := newLink(2, model)
+	of := func(ranks int, model string, bytes, ns int64) *link {
+		l := newLink(ranks, model)
 		for range 10 {
 			l.collective(allReduce, "ncclAllReduce", 4096, 20*µs)
 			l.collective(allReduce, "ncclAllReduce", bytes, ns)
 		}
 		return l
 	}
+	at := func(model string, bytes, ns int64) *link { return of(4, model, bytes, ns) }
 	t.Run("slow", func(t *testing.T) {
 		g := run(t, at("NVIDIA H200", large, 2*ms), nil)
 		require.Len(t, g.Bandwidths, 1)
 		assert.Equal(t, 20, g.Bandwidths[0].Collectives)
 		assert.Equal(t, int64(10*(large+4096)), g.Bandwidths[0].Bytes)
-		assert.InDelta(t, 134.2e9, g.Bandwidths[0].Median, 0.1e9)
-		assert.Equal(t, []string{"The median bus bandwidth of 10 large collectives (all_reduce) is 134 GB/s: 30 % of the link's 450 GB/s. At the peak they would take 14 ms less."}, g.Findings)
+		assert.InDelta(t, 201.3e9, g.Bandwidths[0].Median, 0.1e9)
+		assert.Equal(t, []string{"The median bus bandwidth of 10 large collectives (all_reduce) is 201 GB/s: 45 % of the link's 450 GB/s. At the peak they would take 11.1 ms less."}, g.Findings)
 	})
 	t.Run("fast", func(t *testing.T) {
 		assert.Empty(t, run(t, at("NVIDIA H200", large, ms), nil).Findings)
@@ -258,8 +259,22 @@ func TestRun_BandwidthFindings(t *testing.T) {
 			assert.Len(t, g.Bandwidths, 1)
 		})
 	}
+	for _, test := range []struct {
+		ranks, beside int
+		peak          float64
+	}{{2, 0, 0}, {3, 1, 0}, {2, 3, 450e9}, {4, 0, 450e9}} {
+		t.Run(fmt.Sprintf("%d of %d ranks on a host", test.ranks, test.ranks+test.beside), func(t *testing.T) {
+			list := of(test.ranks, "NVIDIA H200", large, 2*ms).inputs()
+			for i := range test.beside {
+				list = append(list, Input{Session: fmt.Sprint("beside-", i), Host: "host", HostID: "1", Rank: test.ranks + i, Size: -1, Source: &memory{}})
+			}
+			got := analyse(t, list)
+			require.Len(t, got.Groups, 1)
+			assert.InDelta(t, test.peak, got.Groups[0].Peak, 0)
+		})
+	}
 	t.Run("a rank is missing", func(t *testing.T) {
-		g := run(t, at("NVIDIA H200", large, 2*ms), func(list []Input) { list[0].Size = 3 })
+		g := run(t, at("NVIDIA H200", large, 2*ms), func(list []Input) { list[0].Size = 5 })
 		assert.Empty(t, g.Bandwidths)
 		assert.Empty(t, g.Findings)
 	})
