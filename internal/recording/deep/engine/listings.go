@@ -20,7 +20,8 @@ const (
 	// figures first; maxListed how many of a session.
 	maxDisassembled = 64
 	maxListed       = 4096
-	// listingBytes is the most text that is handed over at once. A function with more has none.
+	// listingBytes is the most text that is handed over at once. A function whose SASS has more has no text,
+	// and one whose SASS and PTX together have more has no PTX.
 	listingBytes = 4 << 20
 	// disassembly bounds a run of nvdisasm, which has the lowest priority of the machine.
 	disassembly = time.Minute
@@ -238,25 +239,27 @@ func (t *texts) guarded(ctx context.Context, j *textJob) (err error) {
 	var list []recorder.WindowListing
 	functions, size := 0, 0 // of list
 	for i, f := range j.functions {
-		l, ok := r.Listing(j.crc, f)
-		if !ok || len(l.Text) > listingBytes {
+		sass, ok := r.Listing(j.crc, f)
+		if !ok || len(sass.Text) > listingBytes {
 			t.none(j.crc, j.functions[i:i+1])
 			continue
 		}
-		if size+len(l.Text) > listingBytes {
+		all, bytes := []cubin.Listing{sass}, len(sass.Text)
+		if ptx, ok := r.PTX(j.crc, f); ok && bytes+len(ptx.Text) <= listingBytes {
+			all, bytes = append(all, ptx), bytes+len(ptx.Text)
+		}
+		if size+bytes > listingBytes {
 			if !t.hand(j, list) {
 				return nil
 			}
 			handed += functions
 			list, functions, size = nil, 0, 0
 		}
-		list = append(list, recorder.WindowListing{Record: l.Record(gpuevent.Ref{}, 0), Text: l.Text})
-		functions++
-		size += len(l.Text)
-		if p, ok := r.PTX(j.crc, f); ok && size+len(p.Text) <= listingBytes {
-			list = append(list, recorder.WindowListing{Record: p.Record(gpuevent.Ref{}, 0), Text: p.Text})
-			size += len(p.Text)
+		for i := range all {
+			list = append(list, recorder.WindowListing{Record: all[i].Record(gpuevent.Ref{}, 0), Text: all[i].Text})
 		}
+		functions++
+		size += bytes
 	}
 	if len(list) > 0 && t.hand(j, list) {
 		handed += functions

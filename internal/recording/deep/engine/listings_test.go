@@ -163,6 +163,47 @@ func TestFiguresDoNotWaitForText(t *testing.T) {
 	assert.Zero(t, k.missing)
 }
 
+// A function whose SASS fits next to the texts before it, but not with its PTX, keeps both.
+func TestTextsOfAFullBatch(t *testing.T) {
+	image := golden(t)
+	f, err := cubin.Open(image)
+	require.NoError(t, err)
+	names := entries(t, image)[:2]
+	instructions := 0
+	for _, name := range names {
+		fn, ok := f.Lookup(name)
+		require.True(t, ok)
+		instructions += int(fn.Size / cubin.InstructionBytes)
+	}
+	before, ok := f.PTX(names[0])
+	require.True(t, ok)
+	length := (listingBytes-len(before))/instructions - len("0000  \n")
+	var sass strings.Builder
+	for _, name := range names {
+		fmt.Fprintf(&sass, "\t.section .text.%s,\"ax\",@progbits\n", name)
+		fn, _ := f.Lookup(name)
+		for pc := uint64(0); pc < fn.Size; pc += cubin.InstructionBytes {
+			fmt.Fprintf(&sass, "        /*%04x*/ %0*d ;\n", pc, length, pc)
+		}
+	}
+	printed := filepath.Join(t.TempDir(), "sass")
+	require.NoError(t, os.WriteFile(printed, []byte(sass.String()), 0o600))
+	newNVDisasm(t, image, "cat "+printed+"; exit")
+	src, k := &source{image: image, result: of(imageCRC, names...)}, newSink()
+	e := New(Settings{}, src, k, nil)
+	e.Start()
+	run(t, e, 1, deep.PC)
+	texts := k.waitTexts(t, 4)
+	stop(t, e)
+	require.Len(t, texts, 2)
+	for i, name := range names {
+		require.Len(t, texts[i].Listings, 2)
+		assert.Equal(t, name, function(texts[i].Listings[0]))
+		assert.True(t, strings.HasPrefix(texts[i].Listings[1].Text, ".visible .entry "+name+"("))
+	}
+	assert.Zero(t, k.missing)
+}
+
 // At the end of a program the texts are dropped, and counted, not the figures.
 func TestEndDropsTexts(t *testing.T) {
 	image := golden(t)
