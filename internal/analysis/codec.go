@@ -340,7 +340,7 @@ func (c *codec) allGroups(all *map[string]*groups) {
 				elements(c, &g.Block, func(n *int64) { c.ints(n) })
 				elements(c, &g.Path, c.text)
 				if c.ints(&g.Count, &g.SumNs); c.reads() && (g.Count < 0 || g.Count > math.MaxInt32) {
-					c.in.Fail("a part has not so many operations")
+					c.in.Fail("a group has too many operations")
 					g.Count = 0
 				}
 				c.series(&g.Calls)
@@ -360,7 +360,7 @@ func (c *codec) series(s *Series) {
 	size := int64(s.Size)
 	c.ints(&size)
 	if s.Size = int(size); size < 0 || size > math.MaxInt32 {
-		c.in.Fail("a size is wrong")
+		c.in.Fail("the size of a cell is out of range")
 		s.Size = 0
 	}
 	elements(c, &s.Cells, func(x *Cell) { c.ints(&x.Count, &x.Ns) })

@@ -71,7 +71,7 @@ func (t *tally) merge(o *tally) {
 	}
 	if o.groups != nil {
 		if t.groups == nil {
-			t.groups = &groups{shapes: map[uint32][2]*Group{}, scopes: map[int32][]*Group{}}
+			t.groups = newGroups()
 		}
 		t.groups.merge(o.groups, len(t.list.list), len(o.list.list)+1) // with the open one
 	}

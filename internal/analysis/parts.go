@@ -19,10 +19,10 @@ import (
 )
 
 // A long session is analysed in parts. The store keeps what a part gave: the carries before and after it,
-// its tallies, and a key of the rows that it came from. In a value of its own it keeps the groups of a [Profile],
-// which only comparisons need. A later analysis takes the kept result if it
-// arrives at the part with the same carries and the key is that of the present rows. Otherwise it sweeps
-// over the rows again. So a kept result never changes an answer, whichever rows arrive late.
+// its tallies, and a key of the rows that it came from. The groups of a [Profile], which only comparisons
+// need, are a value of their own. A later analysis takes the kept result if it arrives at the part with the
+// same carries and the key is that of the present rows. Otherwise it sweeps over the rows again. So a kept
+// result never changes an answer, whichever rows arrive late.
 //
 // Analyses of a whole session keep parts. Those of other intervals begin without a carry. They use kept
 // parts from where they have the same carries, which is soon after their begin.

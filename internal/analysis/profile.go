@@ -177,6 +177,10 @@ type groups struct {
 	scopes map[int32][]*Group   // by path, with those above it
 }
 
+func newGroups() *groups {
+	return &groups{shapes: map[uint32][2]*Group{}, scopes: map[int32][]*Group{}}
+}
+
 // Kinds of groups.
 const (
 	ofName = iota
@@ -229,7 +233,7 @@ func (x *groups) sorted(kind int) iter.Seq2[string, *Group] {
 // add adds an operation of a device that has been added to its steps.
 func (p *profiler) add(d *device, row *store.OpRow, w *work) {
 	if d.groups == nil {
-		d.groups = &groups{shapes: map[uint32][2]*Group{}, scopes: map[int32][]*Group{}}
+		d.groups = newGroups()
 	}
 	if w.launched {
 		p.earliest = min(p.earliest, w.launchStart)

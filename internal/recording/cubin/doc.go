@@ -2,8 +2,8 @@
 
 // Package cubin reads the machine code of CUDA modules as the driver loads it. It lists the
 // functions of an image. For an instruction, it returns the line of source, the functions inlined
-// there, and the SASS text. For a function, it returns the PTX text if the image has it. It needs neither a GPU nor CUDA. Only the SASS text requires NVIDIA's
-// nvdisasm.
+// there, and the SASS text. For a function, it returns the PTX text if the image has it. It needs
+// neither a GPU nor CUDA. Only the SASS text requires NVIDIA's nvdisasm.
 //
 //   - [Open] reads one image: functions, architecture, lines.
 //   - [FindDisassembler] searches a trusted nvdisasm, [Disassembler] runs it.
@@ -27,8 +27,8 @@
 //
 // Code compiled with -lineinfo or -G has a line table in .debug_line: DWARF 2 and 3 (nvcc 13.5 with
 // -G), with one opcode of NVIDIA's own, for inlining. Such code also has its PTX text in
-// .nv_debug_ptx_txt. .nv_debug_line_sass has the lines of this text and is not read. Instructions have 16 bytes since compute capability 7.0,
-// the oldest that is supported.
+// .nv_debug_ptx_txt. .nv_debug_line_sass has the lines of this text and is not read. Instructions
+// have 16 bytes since compute capability 7.0, the oldest that is supported.
 //
 // Seen: ptxas 12.9, 13.0 and 13.5 for compute capabilities 8.0, 9.0, 10.0, 10.3 and 12.0. The
 // architecture is in different bits of ABI 7 and ABI 8. CUDA 12.9 writes ABI 7 for 9.0 and ABI 8
