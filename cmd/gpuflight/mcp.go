@@ -188,18 +188,18 @@ func (m *mcpSource) apis() ([]queryAPI, error) {
 func (m *mcpSource) sessions(ctx context.Context, text string) ([]storedSession, error) {
 	var all []storedSession
 	answered := false
-	apis, last := m.apis()
+	apis, firstErr := m.apis()
 	for _, api := range apis {
 		list, err := api.sessions(ctx, text)
 		if err != nil {
-			last = cmp.Or(last, err)
+			firstErr = cmp.Or(firstErr, err)
 			continue
 		}
 		answered = true
 		all = append(all, list...)
 	}
 	if !answered {
-		return nil, fmt.Errorf("%w; or open a recording with open_recording", last)
+		return nil, fmt.Errorf("%w; or open a recording with open_recording", firstErr)
 	}
 	return all, nil
 }
@@ -214,15 +214,15 @@ func (m *mcpSource) find(ctx context.Context, id string) (*mcpSession, error) {
 	if id == "" {
 		return nil, errors.New("session is empty: use an id of list_sessions")
 	}
-	apis, last := m.apis()
+	apis, firstErr := m.apis()
 	for _, api := range apis {
 		s, err := api.find(ctx, id)
 		if err == nil {
 			return &mcpSession{api, s.ID}, nil
 		}
-		last = cmp.Or(last, err)
+		firstErr = cmp.Or(firstErr, err)
 	}
-	return nil, last
+	return nil, firstErr
 }
 
 // get decodes the answer of the API below a session. Numbers stay exact.
@@ -647,16 +647,16 @@ func (m *mcpSource) compare(ctx context.Context, a *mcpCompareArgs) (any, error)
 
 func (m *mcpSource) ranks(ctx context.Context, a *mcpRanksArgs) (any, error) {
 	n := limitOf(a.Limit)
-	apis, last := m.apis()
+	apis, firstErr := m.apis()
 	for _, api := range apis {
 		var answer any
 		err := getExact(ctx, api, "/ranks", url.Values{"run": {a.Run}, "limit": {strconv.Itoa(n)}}, &answer)
 		if err == nil {
 			return shortLists(answer, n), nil
 		}
-		last = cmp.Or(last, err)
+		firstErr = cmp.Or(firstErr, err)
 	}
-	return nil, last
+	return nil, firstErr
 }
 
 // shortLists returns JSON with at most n values of each list.
