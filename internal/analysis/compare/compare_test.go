@@ -228,8 +228,8 @@ func TestSessions_ManyKernels(t *testing.T) {
 	c := Sessions(a, b)
 	assert.Len(t, c.Kernels, maxListed)
 	assert.Equal(t, []string{
-		"A session has 2,000 or more kernels, shapes or scopes. Those that come later are not compared.",
-		"A list has 1007 rows. Those with the smallest effects, beyond 1,000, are not shown.",
+		"A session has 2,000 kernels, shapes or scopes, which is the limit. Further ones are not compared.",
+		"The 7 rows with the smallest effects of a list are not shown.",
 	}, c.Warnings)
 }
 

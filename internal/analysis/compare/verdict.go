@@ -99,10 +99,10 @@ func (c *Comparison) warn(s *sides) {
 		}
 	}
 	if s.a.More || s.b.More {
-		warn("A session has 2,000 or more kernels, shapes or scopes. Those that come later are not compared.")
+		warn("A session has 2,000 kernels, shapes or scopes, which is the limit. Further ones are not compared.")
 	}
 	if n := max(len(c.Kernels), len(c.Shapes), len(c.Scopes)); n > maxListed {
-		warn("A list has %d rows. Those with the smallest effects, beyond 1,000, are not shown.", n)
+		warn("The %d rows with the smallest effects of a list are not shown.", n-maxListed)
 	}
 	if s.a.ManyScopes || s.b.ManyScopes {
 		warn("A session has more than 200,000 scopes, so scopes are not compared.")
