@@ -27,14 +27,10 @@ type Input struct {
 
 // FromSession returns the input of a session in a store.
 func FromSession(r store.Reader, info *store.SessionInfo) Input {
-	in := Input{
-		Session: info.ID, Service: info.Service, Host: info.Host, Run: info.Run, Rank: number(info.Rank), Size: number(info.RankSize),
-		Source: analysis.FromReader(r, info.Project, info.ID),
+	return Input{
+		Session: info.ID, Service: info.Service, Host: info.Host, HostID: text(info.Resource, semconv.HostID), Run: info.Run,
+		Rank: number(info.Rank), Size: number(info.RankSize), Source: analysis.FromReader(r, info.Project, info.ID),
 	}
-	if v, ok := info.Resource.Get(semconv.HostID); ok && v.Kind == store.KindString {
-		in.HostID = v.Str
-	}
-	return in
 }
 
 // number reads a rank or a number of ranks, -1 if it is unknown.
