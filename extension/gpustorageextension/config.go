@@ -99,7 +99,7 @@ func newBackend() BackendConfig {
 		DuckDB: configoptional.Default(DuckDBConfig{
 			// Next to the state of other components.
 			Directory:   filepath.Join("gpuflight-state", "store"),
-			MemoryLimit: 384 << 20,
+			MemoryLimit: 256 << 20,
 			Threads:     2,
 		}),
 		ClickHouse: configoptional.Default(ClickHouseConfig{

@@ -109,7 +109,7 @@ func TestConfig_Errors(t *testing.T) {
 
 func TestConfig_Defaults(t *testing.T) {
 	b := config(t, nil).backends()["default"]
-	assert.Equal(t, DuckDBConfig{Directory: "gpuflight-state/store", MemoryLimit: 384 << 20, Threads: 2}, *b.DuckDB.Get())
+	assert.Equal(t, DuckDBConfig{Directory: "gpuflight-state/store", MemoryLimit: 256 << 20, Threads: 2}, *b.DuckDB.Get())
 	b = config(t, map[string]any{"a": map[string]any{"duckdb": map[string]any{"threads": 3}}}).backends()["a"]
 	assert.Equal(t, 3, b.DuckDB.Get().Threads)
 	assert.Equal(t, RetentionConfig{MinFree: 1 << 30}, b.Retention)
