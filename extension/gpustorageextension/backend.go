@@ -31,7 +31,7 @@ type backend struct {
 	// These are for analyse only: the jobs and stragglers on metrics, and the last runs whose ranks were compared.
 	jobs       map[job]struct{}
 	stragglers map[straggler]struct{}
-	runs       []session
+	runs       []runKey
 	stop       context.CancelFunc
 	done       sync.WaitGroup
 }

@@ -85,7 +85,7 @@ func (b *backend) baselineOf(ctx context.Context, info *store.SessionInfo) (foun
 	return found, nil
 }
 
-// regression returns the log record of a slower session. It ends the session.
+// regression returns the log record of a slower session, at the end of the session.
 func regression(info *store.SessionInfo, baseline store.Baseline, c *compare.Comparison, slower []*compare.Change) *store.Batch {
 	origin := store.Origin{Resource: info.Resource, ScopeName: metadata.ScopeName}
 	resource, scratch := keys.Resource(nil, info.Resource, "")
@@ -120,6 +120,9 @@ func regression(info *store.SessionInfo, baseline store.Baseline, c *compare.Com
 	return &store.Batch{Project: info.Project, Session: info.ID, Origins: []store.Origin{{}, origin}, Logs: []store.Log{log}}
 }
 
+// runKey identifies a run of several sessions.
+type runKey struct{ project, run string }
+
 // straggler is a rank that the others of a run waited for.
 type straggler struct {
 	job
@@ -129,7 +132,7 @@ type straggler struct {
 
 // compareRanks counts the delays of the ranks of a run if the session was the last of it that ended.
 func (b *backend) compareRanks(ctx context.Context, info *store.SessionInfo, of job) error {
-	run := session{info.Project, info.Run}
+	run := runKey{info.Project, info.Run}
 	if info.Run == "" || slices.Contains(b.runs, run) {
 		return nil
 	}
