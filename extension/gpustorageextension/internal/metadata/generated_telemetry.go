@@ -203,13 +203,13 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	errs = errors.Join(errs, err)
 	builder.ExtensionGpuStorageLateTime, err = builder.meter.Float64Counter(
 		"otelcol_extension_gpu_storage_late_time",
-		metric.WithDescription("By how much later than the last but one the last rank of a run entered collectives, of ranks for which this is at least 1 % of the run. docs/ranks.md defines it. Counted when all sessions of the run have ended. [Alpha]"),
+		metric.WithDescription("Time from the entry of the last but one rank of a run into collectives to that of the last rank. Only ranks for which it is at least 1 % of the run have it. docs/ranks.md defines it. Counted when all sessions of the run have ended. [Alpha]"),
 		metric.WithUnit("s"),
 	)
 	errs = errors.Join(errs, err)
 	builder.ExtensionGpuStorageRegressions, err = builder.meter.Int64Gauge(
 		"otelcol_extension_gpu_storage_regressions",
-		metric.WithDescription("Steps, kernels, shapes and scopes of the last session of a service that ended which are significantly slower than in its baseline, by more than 5 %. Absent without a baseline of this service and rank. [Alpha]"),
+		metric.WithDescription("Number of steps, kernels, shapes and scopes that are significantly slower than in the baseline, by more than 5 %, in the session of the service that ended last. Absent without a baseline of its service and rank. [Alpha]"),
 		metric.WithUnit("{regression}"),
 	)
 	errs = errors.Join(errs, err)
@@ -221,7 +221,7 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	errs = errors.Join(errs, err)
 	builder.ExtensionGpuStorageRunTime, err = builder.meter.Float64Counter(
 		"otelcol_extension_gpu_storage_run_time",
-		metric.WithDescription("Time from the first to the last collective of runs, counted as the time of late ranks is. [Alpha]"),
+		metric.WithDescription("Time of runs from their first to their last collective, counted together with the time of late ranks. [Alpha]"),
 		metric.WithUnit("s"),
 	)
 	errs = errors.Join(errs, err)
@@ -251,7 +251,7 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	errs = errors.Join(errs, err)
 	builder.ExtensionGpuStorageStepChange, err = builder.meter.Float64Gauge(
 		"otelcol_extension_gpu_storage_step_change",
-		metric.WithDescription("Relative change of the mean time of a step from the baseline, of the last session of a service that ended. Absent without steps. [Alpha]"),
+		metric.WithDescription("Relative change of the mean time of a step against the baseline, in the session of the service that ended last. Absent without steps. [Alpha]"),
 		metric.WithUnit("1"),
 	)
 	errs = errors.Join(errs, err)

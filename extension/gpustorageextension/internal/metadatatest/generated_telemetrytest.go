@@ -119,7 +119,7 @@ func AssertEqualExtensionGpuStorageErrors(t *testing.T, tt *componenttest.Teleme
 func AssertEqualExtensionGpuStorageLateTime(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[float64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_extension_gpu_storage_late_time",
-		Description: "By how much later than the last but one the last rank of a run entered collectives, of ranks for which this is at least 1 % of the run. docs/ranks.md defines it. Counted when all sessions of the run have ended. [Alpha]",
+		Description: "Time from the entry of the last but one rank of a run into collectives to that of the last rank. Only ranks for which it is at least 1 % of the run have it. docs/ranks.md defines it. Counted when all sessions of the run have ended. [Alpha]",
 		Unit:        "s",
 		Data: metricdata.Sum[float64]{
 			Temporality: metricdata.CumulativeTemporality,
@@ -135,7 +135,7 @@ func AssertEqualExtensionGpuStorageLateTime(t *testing.T, tt *componenttest.Tele
 func AssertEqualExtensionGpuStorageRegressions(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[int64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_extension_gpu_storage_regressions",
-		Description: "Steps, kernels, shapes and scopes of the last session of a service that ended which are significantly slower than in its baseline, by more than 5 %. Absent without a baseline of this service and rank. [Alpha]",
+		Description: "Number of steps, kernels, shapes and scopes that are significantly slower than in the baseline, by more than 5 %, in the session of the service that ended last. Absent without a baseline of its service and rank. [Alpha]",
 		Unit:        "{regression}",
 		Data: metricdata.Gauge[int64]{
 			DataPoints: dps,
@@ -165,7 +165,7 @@ func AssertEqualExtensionGpuStorageRows(t *testing.T, tt *componenttest.Telemetr
 func AssertEqualExtensionGpuStorageRunTime(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[float64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_extension_gpu_storage_run_time",
-		Description: "Time from the first to the last collective of runs, counted as the time of late ranks is. [Alpha]",
+		Description: "Time of runs from their first to their last collective, counted together with the time of late ranks. [Alpha]",
 		Unit:        "s",
 		Data: metricdata.Sum[float64]{
 			Temporality: metricdata.CumulativeTemporality,
@@ -241,7 +241,7 @@ func AssertEqualExtensionGpuStorageSize(t *testing.T, tt *componenttest.Telemetr
 func AssertEqualExtensionGpuStorageStepChange(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[float64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_extension_gpu_storage_step_change",
-		Description: "Relative change of the mean time of a step from the baseline, of the last session of a service that ended. Absent without steps. [Alpha]",
+		Description: "Relative change of the mean time of a step against the baseline, in the session of the service that ended last. Absent without steps. [Alpha]",
 		Unit:        "1",
 		Data: metricdata.Gauge[float64]{
 			DataPoints: dps,
