@@ -4,9 +4,7 @@ package gpuqueryextension
 
 import (
 	"context"
-	"errors"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/analysis"
@@ -45,18 +43,10 @@ func (s *server) compare(ctx context.Context, r *request) (any, error) {
 		return nil, err
 	}
 	defer end()
-	var sides [2]*analysis.Profile
-	var errs [2]error
-	var both sync.WaitGroup
-	o := analysis.Options{Deadline: time.Now().Add(maxAnalysisTime)}
-	for i, id := range ids {
-		both.Go(func() {
-			sides[i], errs[i] = analysis.NewProfile(ctx, analysis.FromReader(s.store, r.project, id), o)
-		})
-	}
-	both.Wait()
-	if err := errors.Join(errs[:]...); err != nil {
+	source := func(id string) analysis.Source { return analysis.FromReader(s.store, r.project, id) }
+	c, err := compare.Sources(ctx, source(ids[0]), source(ids[1]), analysis.Options{Deadline: time.Now().Add(maxAnalysisTime)})
+	if err != nil {
 		return nil, err
 	}
-	return compareAnswer{ids[0], ids[1], compare.Sessions(sides[0], sides[1])}, nil
+	return compareAnswer{ids[0], ids[1], c}, nil
 }

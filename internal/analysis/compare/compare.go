@@ -4,10 +4,13 @@ package compare
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/gpuflight/gpuflight/internal/analysis"
 )
@@ -113,6 +116,22 @@ type Change struct {
 type Sums struct {
 	Count int64 `json:"count"`
 	Ns    int64 `json:"ns"`
+}
+
+// Sources reads two sessions at the same time and compares B with A. It returns errors of the sources and
+// of ctx.
+func Sources(ctx context.Context, a, b analysis.Source, o analysis.Options) (*Comparison, error) {
+	var sides [2]*analysis.Profile
+	var errs [2]error
+	var both sync.WaitGroup
+	for i, src := range []analysis.Source{a, b} {
+		both.Go(func() { sides[i], errs[i] = analysis.NewProfile(ctx, src, o) })
+	}
+	both.Wait()
+	if err := errors.Join(errs[:]...); err != nil {
+		return nil, err
+	}
+	return Sessions(sides[0], sides[1]), nil
 }
 
 // Sessions compares B with A.

@@ -6,9 +6,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/analysis"
@@ -21,19 +19,12 @@ const analysisRounds = 5
 
 // diff compares the session with itself, which reads as much as two sessions of its size.
 func diff(ctx context.Context, s store.Store) error {
-	var sides [2]*analysis.Profile
-	var errs [2]error
-	var both sync.WaitGroup
-	for i := range sides {
-		both.Go(func() {
-			sides[i], errs[i] = analysis.NewProfile(ctx, analysis.FromReader(s, "", session), analysis.Options{})
-		})
-	}
-	both.Wait()
-	if err := errors.Join(errs[:]...); err != nil {
+	source := func() analysis.Source { return analysis.FromReader(s, "", session) }
+	c, err := compare.Sources(ctx, source(), source(), analysis.Options{})
+	if err != nil {
 		return err
 	}
-	if c := compare.Sessions(sides[0], sides[1]); c.Verdict != compare.Same || len(c.Kernels) == 0 {
+	if c.Verdict != compare.Same || len(c.Kernels) == 0 {
 		return fmt.Errorf("a session differs from itself: %s", c.Text)
 	}
 	return nil
