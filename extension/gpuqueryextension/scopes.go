@@ -147,10 +147,10 @@ func (s *server) addIdle(ctx context.Context, r *request, nodes []*scopeNode) er
 		found[spans[i].Path]++
 	}
 	sums := map[uint32]*int64{}
-	for _, n := range nodes {
-		if n.Instances > 0 && n.Instances == found[n.Path] {
-			n.IdleNs = new(int64)
-			sums[n.Path] = n.IdleNs
+	for _, node := range nodes {
+		if node.Instances > 0 && node.Instances == found[node.Path] {
+			node.IdleNs = new(int64)
+			sums[node.Path] = node.IdleNs
 		}
 	}
 	inside := r.idle()
