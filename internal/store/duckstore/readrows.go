@@ -67,22 +67,10 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 	if err != nil {
 		return store.OpPage{}, fmt.Errorf("read operations: %w", err)
 	}
-	var end, shortest int64
-	value := "start_ns"
-	order := "start_ns, span"
+	value, order := "start_ns", "start_ns, span"
 	switch q.Sort {
 	case store.ByDuration:
 		value = "greatest(dur_ns, 0)"
-		if shortest, err = v.shortest(ctx, &q, n); err != nil {
-			return store.OpPage{}, fmt.Errorf("read operations: %w", err)
-		}
-		if shortest > 0 {
-			f.add("dur_ns >= ?", shortest)
-		}
-	case store.ByStart:
-		if end, err = v.pageEnd(ctx, &q, n); err != nil {
-			return store.OpPage{}, fmt.Errorf("read operations: %w", err)
-		}
 	case store.ByQueue:
 		value = "coalesce(" + queueSQL + ", -9223372036854775808)"
 	}
@@ -97,14 +85,15 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 				a.Value, a.Value, a.StartNs, a.StartNs, u64(a.Span))
 		}
 	}
-	if shortest > 0 {
-		// Many operations can have nearly this duration. Reading all columns of them takes longer than this.
-		err = v.each(ctx, "SELECT coalesce(min(d), 0) FROM (SELECT dur_ns AS d FROM {ops}"+f.where()+" ORDER BY d DESC LIMIT ?)", append(slices.Clone(f.args), n+1),
-			func(r *sql.Rows) error { return r.Scan(&shortest) })
-		if err != nil {
-			return store.OpPage{}, fmt.Errorf("read operations: %w", err)
-		}
-		f.add("dur_ns >= ?", shortest)
+	var end int64
+	switch q.Sort {
+	case store.ByDuration:
+		err = v.skipShorter(ctx, &q, &f, n)
+	case store.ByStart:
+		end, err = v.pageEnd(ctx, &q, n)
+	}
+	if err != nil {
+		return store.OpPage{}, fmt.Errorf("read operations: %w", err)
 	}
 	page := store.OpPage{Shapes: map[uint32]*store.Shape{}}
 	read := func(f filter) error {
@@ -122,7 +111,7 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 		near.add("start_ns < ?", end)
 		err = read(near)
 	}
-	if err == nil && len(page.Rows) <= n {
+	if err == nil && len(page.Rows) <= n { // also if the cursor excludes rows that pageEnd counted
 		err = read(f)
 	}
 	if err == nil {
@@ -259,6 +248,21 @@ func (v *view) pageEnd(ctx context.Context, q *store.OpQuery, n int) (int64, err
 		return end, nil
 	}
 	return 0, nil
+}
+
+// skipShorter adds to a filter the least duration in a page of more than n operations by duration, if it is
+// known. Many operations can have nearly the duration from the statistics. To read all columns of them takes
+// longer than to find the exact one first.
+func (v *view) skipShorter(ctx context.Context, q *store.OpQuery, f *filter, n int) error {
+	least, err := v.shortest(ctx, q, n)
+	if err != nil || least == 0 {
+		return err
+	}
+	f.add("dur_ns >= ?", least)
+	err = v.each(ctx, "SELECT coalesce(min(d), 0) FROM (SELECT dur_ns AS d FROM {ops}"+f.where()+" ORDER BY d DESC LIMIT ?)", append(slices.Clone(f.args), n+1),
+		func(r *sql.Rows) error { return r.Scan(&least) })
+	f.add("dur_ns >= ?", least)
+	return err
 }
 
 // shortest returns a duration that more than n operations of a whole session reach, from the statistics, or 0.
