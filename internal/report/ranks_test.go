@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package report
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/pmetric"
+
+	"github.com/gpuflight/gpuflight/internal/recording/otlp"
+)
+
+// TestRanks_NCCL reads two ranks that trained on two H200 and were connected by NVLink. Rank 1 slept for 15 ms in
+// every third of 60 steps, and its clock is moved by 1,234,567,890 ns: test/gpu/ranks.py.
+func TestRanks_NCCL(t *testing.T) {
+	var c Causes
+	for _, rank := range []string{"0", "1"} {
+		_, err := ReadTelemetry("../../test/gpu/ranks/recordings/nccl-host-"+rank+".otlp.jsonl.gz",
+			otlp.Handler{Traces: c.Traces, Logs: func(plog.Logs) {}, Metrics: func(pmetric.Metrics) {}})
+		require.NoError(t, err)
+	}
+	got, err := c.Ranks(t.Context(), "", 1000)
+	require.NoError(t, err)
+	require.Len(t, got.Ranks, 2)
+	assert.Equal(t, 743, got.Total)
+
+	slow := got.Ranks[1]
+	require.NotEmpty(t, got.Findings)
+	assert.Equal(t, 1, got.Findings[0].Rank)
+	assert.InDelta(t, 498e6, slow.LateNs, 1e6, "the sleeps are 300 ms; it is also a little late in other steps")
+	require.NotNil(t, slow.Cause)
+	assert.Equal(t, "host", slow.Cause.Kind)
+	require.NotNil(t, slow.Offset)
+	require.NotNil(t, slow.Offset.MinNs)
+	require.NotNil(t, slow.Offset.MaxNs)
+	assert.LessOrEqual(t, *slow.Offset.MinNs, int64(1_234_567_890))
+	assert.GreaterOrEqual(t, *slow.Offset.MaxNs, int64(1_234_567_890))
+	assert.Less(t, *slow.Offset.MaxNs-*slow.Offset.MinNs, int64(50_000))
+
+	sizes := map[int64]int{}
+	for i := range got.Collectives {
+		sizes[got.Collectives[i].Bytes]++
+	}
+	assert.Equal(t, map[int64]int{4 << 10: 360, 4 << 20: 360, 256 << 20: 23}, sizes)
+	require.Len(t, got.Groups, 1)
+	require.Len(t, got.Groups[0].Bandwidths, 1)
+	assert.InDelta(t, 299.2e9, got.Groups[0].Bandwidths[0].Median, 0.1e9, "298.0 GB/s by CUDA events")
+	assert.Zero(t, got.Groups[0].Peak, "with another name of the host, the link is unknown")
+}
