@@ -213,16 +213,13 @@ func (v *view) parts(ctx context.Context, query string, args []any) ([]kernelPar
 	return out, err
 }
 
-func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.KernelStat, error) {
-	byPath, byLane := q.Group == store.GroupPath || q.Path != nil, q.Group == store.GroupLane
-	var parts []kernelPart
-	var names map[where][]string
-	var err error
+// kernelParts returns the statistics that a query needs, and their paths if the query has paths.
+func (v *view) kernelParts(ctx context.Context, q *store.KernelQuery) (parts []kernelPart, names map[where][]string, err error) {
+	byLane := q.Group == store.GroupLane
 	switch {
-	case byPath:
-		var p partsByPath
-		p, err = v.pathParts(ctx, byLane, q.From, q.To)
-		parts, names = p.parts, p.paths
+	case q.Group == store.GroupPath || q.Path != nil:
+		p, err := v.pathParts(ctx, byLane, q.From, q.To)
+		return p.parts, p.paths, err
 	case q.From != 0 || q.To != 0:
 		parts, err = cached(v, fmt.Sprint("kernels ", byLane, q.From, " ", q.To), func() ([]kernelPart, int, error) {
 			out, err := v.rowParts(ctx, byLane, nil, q.From, q.To)
@@ -231,6 +228,11 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 	default:
 		parts, err = v.rollupParts(ctx, byLane, false)
 	}
+	return parts, nil, err
+}
+
+func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.KernelStat, error) {
+	parts, names, err := v.kernelParts(ctx, &q)
 	if err != nil {
 		return nil, err
 	}
@@ -245,19 +247,10 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 	}
 	order := map[uint32]uint64{} // of lanes and paths
 	paths, below := map[where]uint32{}, map[where]bool{}
-	if byPath {
-		v.kernelPaths(q, names, paths, below, order)
-	}
+	v.kernelPaths(q, names, paths, below, order)
 	if q.Group == store.GroupLane {
-		entries, err := v.lanes(ctx, laneIDs)
-		if err != nil {
+		if err := v.orderLanes(ctx, laneIDs, order); err != nil {
 			return nil, err
-		}
-		sorted := slices.SortedFunc(maps.Keys(laneIDs), func(a, b uint32) int {
-			return answer.CompareLanes(orEmpty(entries[a]), orEmpty(entries[b]))
-		})
-		for i, id := range sorted {
-			order[id] = uint64(i) + 1
 		}
 	}
 	groups := map[kernelKey]*kernelGroup{}
@@ -304,6 +297,21 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 		out = append(out, g.KernelStat)
 	}
 	return out, nil
+}
+
+// orderLanes finds the order of lanes.
+func (v *view) orderLanes(ctx context.Context, ids idSet, order map[uint32]uint64) error {
+	entries, err := v.lanes(ctx, ids)
+	if err != nil {
+		return err
+	}
+	sorted := slices.SortedFunc(maps.Keys(ids), func(a, b uint32) int {
+		return answer.CompareLanes(orEmpty(entries[a]), orEmpty(entries[b]))
+	})
+	for i, id := range sorted {
+		order[id] = uint64(i) + 1
+	}
+	return nil
 }
 
 // kernelPaths finds the id of each path, whether it is below the path of the query, and the order of
