@@ -30,6 +30,61 @@ func (s *Store) Busy(ctx context.Context, q store.BusyQuery) ([]int64, error) {
 // then, and the latest end.
 type busyState struct{ first, idle, reach int64 }
 
+// busyWalk answers for times while it gets the kernels in the order of their start. The state at the start of
+// each bin of a time is known.
+type busyWalk struct {
+	times  []int64         // without an answer yet, ascending
+	before map[int64]int64 // the answers
+	tail   int64           // the first bin that gap_bins does not have
+	starts map[int64]map[string]busyState
+	ends   map[string]int64 // the latest end of each device; nil for busy time
+	bin    int64
+	states map[string]busyState // in bin, by device
+}
+
+func (w *busyWalk) binOf(t int64) int64 { return min(t>>gapLevel, w.tail) }
+
+func (w *busyWalk) enter(bin int64) {
+	if bin != w.bin {
+		w.bin, w.states = bin, w.starts[bin]
+	}
+	if w.states == nil {
+		w.states = map[string]busyState{}
+	}
+}
+
+// pass answers for the times of earlier bins, and for those up to t in a bin.
+func (w *busyWalk) pass(bin, t int64) {
+	for ; len(w.times) > 0; w.times = w.times[1:] {
+		at := w.times[0]
+		n := w.binOf(at)
+		if n > bin || n == bin && at > t {
+			return
+		}
+		w.enter(n)
+		for device, x := range w.states {
+			if w.ends != nil {
+				w.before[at] += x.idle + max(min(at, w.ends[device])-x.reach, 0)
+			} else {
+				w.before[at] += min(at, x.reach) - x.first - x.idle
+			}
+		}
+	}
+}
+
+func (w *busyWalk) kernel(device string, start, ns int64) {
+	bin := w.binOf(start)
+	w.pass(bin, start)
+	w.enter(bin)
+	x, ok := w.states[device]
+	if !ok {
+		x = busyState{first: start, reach: start}
+	}
+	x.idle += max(start-x.reach, 0)
+	x.reach = max(x.reach, start+ns)
+	w.states[device] = x
+}
+
 // maxBusyBins is the number of bins whose kernels one query of busyBefore sorts. Few bins are a scan each,
 // see rangesSQL.
 const maxBusyBins = 512
@@ -39,7 +94,6 @@ const maxBusyBins = 512
 // gaps between. The bins of gap_bins have these sums at their start. So it reads the kernels of the bins of
 // the times, and those that gap_bins does not have yet, in the order of their start.
 func (v *view) busyBefore(ctx context.Context, q *store.BusyQuery, times []int64, before map[int64]int64) error {
-	device := q.Device
 	tx, err := v.s.db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
@@ -48,68 +102,38 @@ func (v *view) busyBefore(ctx context.Context, q *store.BusyQuery, times []int64
 	each := func(query string, scan func(*sql.Rows) error, args ...any) error {
 		return eachRow(ctx, tx, v.tables(query), args, scan)
 	}
-	tail := int64(0) // the first bin that gap_bins does not have
-	if err := each("SELECT coalesce(max(bin), -1) + 1 FROM {gap_bins}", func(r *sql.Rows) error { return r.Scan(&tail) }); err != nil {
+	w := busyWalk{times: times, before: before, bin: -1}
+	if err := each("SELECT coalesce(max(bin), -1) + 1 FROM {gap_bins}", func(r *sql.Rows) error { return r.Scan(&w.tail) }); err != nil {
 		return err
 	}
-	binOf := func(t int64) int64 { return min(t>>gapLevel, tail) }
 	var bins []int64
 	for _, t := range times {
-		bins = append(bins, binOf(t))
+		bins = append(bins, w.binOf(t))
 	}
 	bins = slices.Compact(bins)
-	devices, err := v.busyDevices(each, device)
+	devices, err := v.busyDevices(each, q.Device)
 	if err != nil {
 		return err
 	}
-	starts, err := v.busyStarts(each, device, bins)
-	if err != nil {
+	if w.starts, err = v.busyStarts(each, q.Device, bins); err != nil {
 		return err
 	}
-	var ends map[string]int64
 	if q.Idle {
-		if ends, err = v.busyEnds(each, tail); err != nil {
+		if w.ends, err = v.busyEnds(each, w.tail); err != nil {
 			return err
-		}
-	}
-	next, bin := 0, int64(-1)
-	var states map[string]busyState
-	enter := func(b int64) {
-		if b != bin {
-			bin, states = b, starts[b]
-		}
-		if states == nil {
-			states = map[string]busyState{}
-		}
-	}
-	// passed answers for the times of earlier bins, and for those up to s in bin b.
-	passed := func(b, s int64) {
-		for ; next < len(times); next++ {
-			t := times[next]
-			if n := binOf(t); n > b || n == b && t > s {
-				return
-			}
-			enter(binOf(t))
-			for name, x := range states {
-				if q.Idle {
-					before[t] += x.idle + max(min(t, ends[name])-x.reach, 0)
-				} else {
-					before[t] += min(t, x.reach) - x.first - x.idle
-				}
-			}
 		}
 	}
 	// The state at the start of each bin is known, so the query reads a few bins at a time and sorts little.
 	for part := range slices.Chunk(bins, maxBusyBins) {
 		late, end := int64(math.MaxInt64), times[len(times)-1]
-		if last := part[len(part)-1]; last == tail {
-			late = tail << gapLevel
+		if last := part[len(part)-1]; last == w.tail {
+			late = w.tail << gapLevel
 		} else {
 			end = min(end, (last+1)<<gapLevel)
 		}
 		var ranges [][2]int64
 		for _, b := range part {
-			if b == tail {
+			if b == w.tail {
 				ranges = append(ranges, [2]int64{late, math.MaxInt64})
 			} else {
 				ranges = append(ranges, [2]int64{b << gapLevel, (b + 1) << gapLevel})
@@ -118,30 +142,20 @@ func (v *view) busyBefore(ctx context.Context, q *store.BusyQuery, times []int64
 		err = each("SELECT lane, start_ns, greatest(dur_ns, 0) FROM "+rangesSQL(ranges)+" WHERE start_ns < $1 AND (start_ns >= $2 OR (start_ns >> $3) IN "+
 			"(SELECT unnest($4::BIGINT[]))) AND shape IN (SELECT id FROM {shapes} WHERE operation = 1) ORDER BY start_ns", func(r *sql.Rows) error {
 			var lane uint32
-			var s, d int64
-			if err := r.Scan(&lane, &s, &d); err != nil {
+			var start, ns int64
+			if err := r.Scan(&lane, &start, &ns); err != nil {
 				return err
 			}
-			name := devices[lane]
-			if device != "" && name != device {
-				return nil
+			if device := devices[lane]; q.Device == "" || device == q.Device {
+				w.kernel(device, start, ns)
 			}
-			passed(binOf(s), s)
-			enter(binOf(s))
-			x, ok := states[name]
-			if !ok {
-				x = busyState{first: s, reach: s}
-			}
-			x.idle += max(s-x.reach, 0)
-			x.reach = max(x.reach, s+d)
-			states[name] = x
 			return nil
 		}, end, late, gapLevel, part)
 		if err != nil {
 			return err
 		}
 	}
-	passed(math.MaxInt64, 0)
+	w.pass(math.MaxInt64, 0)
 	return nil
 }
 
