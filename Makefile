@@ -65,7 +65,7 @@ test: test-unit test-e2e ## Run all tests
 
 .PHONY: test-unit
 test-unit: $(TOOLS)/gpux ## Test the libraries, with the race detector
-	GPUX_HOME=$(CURDIR)/$(TOOLS)/gpux $(GO) test $(RACE) -timeout 10m $(LIBRARIES)
+	GPUX_HOME=$(CURDIR)/$(TOOLS)/gpux $(GO) test $(RACE) -timeout 20m $(LIBRARIES)
 
 # Three packages at a time: most of these tests wait for a server, a timer or a restart.
 .PHONY: test-e2e

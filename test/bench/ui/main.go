@@ -31,6 +31,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -216,6 +217,7 @@ func requests(base string) error {
 	random := rand.New(rand.NewPCG(3, 4))
 	var slow []string
 	for _, view := range []struct {
+		// path ends with min_ns= if the view asks for gaps that it can show: those of a 4,000th of the interval.
 		path string
 		// windows says that the view has an interval.
 		windows bool
@@ -224,7 +226,8 @@ func requests(base string) error {
 		{session, false},
 		{fmt.Sprintf("%s/timeline?bins=%d&slices=8000", session, min(1500, 50_000/max(len(overview.Lanes), 1))), true},
 		{session + "/spans?overlapping=true&sort=duration&limit=2000", true},
-		{session + "/gaps?overlapping=true&limit=2000", true},
+		{session + "/gaps?limit=300&overlapping=true", true},
+		{session + "/gaps?limit=2000&overlapping=true&min_ns=", true},
 		{session + "/kernels?limit=200", true},
 		{session + "/kernels?group=shape&limit=200", true},
 		{session + "/kernels?group=path&limit=200", true},
@@ -249,14 +252,20 @@ func requests(base string) error {
 			var times []float64
 			// Twenty, or fewer if they are slow.
 			for end := time.Now().Add(10 * time.Second); len(times) < 20 && (len(times) < 5 || time.Now().Before(end)); {
-				address := base + "/api/v1" + view.path
+				address, span := base+"/api/v1"+view.path, length
 				if window {
-					from := random.Int64N(length * 99 / 100)
+					span /= 100
+				}
+				if strings.HasSuffix(address, "=") {
+					address += strconv.FormatInt(span/4000, 10)
+				}
+				if window {
+					from := random.Int64N(length - span)
 					separator := "?"
 					if strings.Contains(address, "?") {
 						separator = "&"
 					}
-					address += fmt.Sprintf("%sfrom=%d&to=%d", separator, from, from+length/100)
+					address += fmt.Sprintf("%sfrom=%d&to=%d", separator, from, from+span)
 				}
 				begin := time.Now()
 				if _, err := read(address); err != nil {
