@@ -200,7 +200,28 @@ func (s *Store) load(ctx context.Context) error {
 	if err := s.loadFiles(ctx, unknown); err != nil {
 		return err
 	}
+	for _, sess := range s.sessions {
+		if err := s.distrustChains(ctx, sess, logs); err != nil {
+			return err
+		}
+	}
 	return s.distrustGaps(ctx, logs)
+}
+
+// distrustChains marks the chains of a session as stale after a disk may have lost the end of logs, and with
+// it spans and chains of which other segments have sums.
+func (s *Store) distrustChains(ctx context.Context, sess *session, logs map[string]bool) error {
+	i := slices.IndexFunc(sess.segments, func(seg *segment) bool { return logs[seg.file] })
+	if i < 0 || len(sess.segments) == 1 || sess.stale() {
+		return nil
+	}
+	seg := sess.segments[i]
+	if err := s.acquire(ctx, seg); err != nil {
+		return err
+	}
+	defer s.release(seg)
+	seg.stale = true
+	return s.setMeta(ctx, seg, staleChains, "1")
 }
 
 // distrustGaps removes gaps after a disk may have lost the end of logs, and with it gaps of a segment of
