@@ -92,7 +92,7 @@ func TestOpen_LostGaps(t *testing.T) {
 func TestStore_GapsAtBoundary(t *testing.T) {
 	ctx := context.Background()
 	for _, seal := range []bool{false, true} {
-		got := openStore(t, Config{Directory: t.TempDir(), SegmentOps: 400})
+		got := openStore(t, Config{Directory: t.TempDir(), SegmentOps: 100})
 		got.gapTail, got.gapLag = 1, 1e8
 		want := openStore(t, Config{Directory: t.TempDir()})
 		for i := range int64(30) {
