@@ -23,9 +23,9 @@ import (
 // the anchor arrives, the writer changes the chains that end there. So the tree of scopes needs the sums
 // of each chain, and no single span.
 //
-// This does not work if a stored span gets another name or parent, if an earlier span with the same id
-// arrives, or if the disk loses rows of a segment. Then the chains of the session are stale: readers compute
-// the tree from all spans, and the writer builds the chains again (see rebuildChains).
+// This does not work if a stored span gets another name or parent, or if an earlier span with the same
+// id arrives. It does not work either if the disk loses rows of a segment. Then the chains of the session are
+// stale: readers compute the tree from all spans, and the writer builds the chains again (see rebuildChains).
 
 // States of a chain.
 const (

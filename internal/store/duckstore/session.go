@@ -208,8 +208,8 @@ func (s *Store) load(ctx context.Context) error {
 	return s.distrustGaps(ctx, logs)
 }
 
-// distrustChains marks the chains of a session as stale after a disk may have lost the end of logs, and with
-// it spans and chains of which other segments have sums.
+// distrustChains marks the chains of a session as stale after a disk may have lost the end of logs. Other
+// segments can have sums of the lost spans and chains.
 func (s *Store) distrustChains(ctx context.Context, sess *session, logs map[string]bool) error {
 	i := slices.IndexFunc(sess.segments, func(seg *segment) bool { return logs[seg.file] })
 	if i < 0 || len(sess.segments) == 1 || sess.stale() {
