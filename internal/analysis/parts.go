@@ -160,8 +160,9 @@ func planParts(ctx context.Context, k keeper, from, to int64) (list []part, err 
 	return list, err
 }
 
-// partsOf returns the parts that cover an interval: kept ones, and new ones between them. Their numbers of
-// operations are the present ones. It forgets kept ones that overlap others.
+// partsOf returns the parts that cover an interval: kept ones, and new ones between them. The first may begin
+// before the interval. Their numbers of operations are the present ones. It forgets kept ones that overlap
+// others.
 func (a *analysis) partsOf(ctx context.Context, k keeper, from, to int64) (list []part, err error) {
 	_, grid := k.partSize()
 	from, to = from/grid*grid, (to+grid-1)/grid*grid
@@ -169,35 +170,39 @@ func (a *analysis) partsOf(ctx context.Context, k keeper, from, to int64) (list 
 	if err != nil {
 		return nil, err
 	}
-	at := from
+	var at int64 // the end of the last part
 	plan := func(to int64) error {
+		if at = max(at, from); at >= to {
+			return nil
+		}
 		fresh, err := planParts(ctx, k, at, to)
 		list = append(list, fresh...)
 		return err
 	}
 	for _, name := range names {
 		p, ok := parsePart(name)
-		if !ok || p.from < from || p.from >= to {
+		switch {
+		case !ok || p.from >= to:
 			continue
-		}
-		if p.from < at || p.from%grid != 0 || p.to%grid != 0 {
+		case p.from < at || p.from%grid != 0 || p.to%grid != 0:
 			// It overlaps another one, or another build kept it.
+			if p.from < from {
+				continue
+			}
 			if err := errors.Join(a.keep(ctx, k, name, nil), a.keep(ctx, k, p.groupsName(), nil)); err != nil {
 				return nil, err
 			}
 			continue
-		}
-		if p.from > at {
+		case p.to > from:
+			// It may begin before the interval: keys of parts have sums of scopes at the bounds of parts.
 			if err := plan(p.from); err != nil {
 				return nil, err
 			}
+			list = append(list, p)
 		}
-		list = append(list, p)
 		at = p.to
 	}
-	if at < to {
-		err = plan(to)
-	}
+	err = plan(to)
 	if err == nil {
 		err = a.countParts(ctx, k, list)
 	}

@@ -78,10 +78,13 @@ func (k *keeping) bins(_ context.Context, from, to, unit int64) ([]int64, error)
 	return bins, nil
 }
 
-func (k *keeping) scopeSums(_ context.Context, _, _ int64, visit func(*store.ScopeSum) error) error {
+func (k *keeping) scopeSums(_ context.Context, from, to int64, visit func(*store.ScopeSum) error) error {
 	var list []store.ScopeSum
 	for i := range k.rows.spans {
 		s := &k.rows.spans[i]
+		if s.StartNs >= to || max(s.StartNs, s.EndNs) <= from {
+			continue
+		}
 		h := hashOf(s)
 		list = append(list, store.ScopeSum{FromNs: s.StartNs / keepingGrid * keepingGrid, Starts: h},
 			store.ScopeSum{FromNs: max(s.StartNs, s.EndNs) / keepingGrid * keepingGrid, Ends: h})
@@ -252,6 +255,24 @@ func TestRun_PartsAreUsed(t *testing.T) {
 			assert.Greater(t, swept-markers, len(r.ops)/2, "all parts are damaged")
 		})
 	}
+}
+
+// TestRun_WindowsUseParts has windows that begin and end in parts. Only these two parts are swept.
+func TestRun_WindowsUseParts(t *testing.T) {
+	r := train(400, func(p *program, _ int) { kernels(p, 10, 20*µs); p.sync() }).reader()
+	k := r.keeping()
+	k.ops = 200
+	analysed(t, k, Options{})
+	parts := len(k.parts())
+	assert.Greater(t, parts, 15)
+	all := 0
+	for n := range int64(20) {
+		from := r.last/4 + n*r.last/100
+		_, swept := analysed(t, k, Options{From: from, To: from + r.last/2})
+		all += swept
+	}
+	assert.Less(t, all, 20*220, "half of the first and of the last part on average")
+	assert.Len(t, k.parts(), parts)
 }
 
 // TestRun_KeptMarkers has markers that are of other rows, and of these.

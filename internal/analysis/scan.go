@@ -50,16 +50,14 @@ func (s *scanReader) namedScopes(ctx context.Context, from, to int64, prefixes [
 }
 
 func (s *scanReader) scopes(ctx context.Context, from, to int64, prefixes []string, n int) (list []Scope, more bool, err error) {
-	err = s.store.ScanScopes(ctx, s.query(from, to), prefixes, func(x *store.Span) error {
-		if len(list) == n {
-			more = true
-			return errEnough
-		}
+	q := s.query(from, to)
+	q.Limit = n + 1
+	err = s.store.ScanScopes(ctx, q, prefixes, func(x *store.Span) error {
 		list = append(list, scopeOf(x))
 		return nil
 	})
-	if more {
-		err = nil
+	if more = len(list) > n; more {
+		list = list[:n]
 	}
 	return list, more, err
 }

@@ -46,4 +46,6 @@ type ScanQuery struct {
 	Overlapping      bool
 	// Places adds PlaceRef to operations, which takes longer: a place can be of one scope only.
 	Places bool
+	// Limit is the most scopes of ScanScopes, the first ones; 0 means all. Other calls do not use it.
+	Limit int
 }

@@ -5,12 +5,14 @@
 package duckstore
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -194,11 +196,12 @@ func (s *Store) ScanScopes(ctx context.Context, q store.ScanQuery, prefixes []st
 		}
 		return nil
 	}
-	bounds, err := v.startBounds(ctx, f)
+	rest := int64(cmp.Or(q.Limit, math.MaxInt))
+	bounds, err := v.startBounds(ctx, f, min(rest, v.s.maxSorted))
 	if err != nil {
 		return fmt.Errorf("scan scopes: %w", err)
 	}
-	for i := range len(bounds) + 1 {
+	for i := 0; i <= len(bounds) && rest > 0; i++ {
 		part := filter{slices.Clone(f.conditions), slices.Clone(f.args)}
 		if i > 0 {
 			part.add("start_ns >= ?", bounds[i-1])
@@ -206,8 +209,12 @@ func (s *Store) ScanScopes(ctx context.Context, q store.ScanQuery, prefixes []st
 		if i < len(bounds) {
 			part.add("start_ns < ?", bounds[i])
 		}
-		query := "SELECT start_ns, end_ns, span, parent, name, CASE WHEN starts_with(name, 'nccl') THEN attrs END FROM {spans}" + part.where() + " ORDER BY start_ns, span"
-		if err := scan(ctx, v, query, part.args, fill, each(visit)); err != nil {
+		query := "SELECT start_ns, end_ns, span, parent, name, CASE WHEN starts_with(name, 'nccl') THEN attrs END FROM {spans}" + part.where() + " ORDER BY start_ns, span LIMIT ?"
+		err := scan(ctx, v, query, append(part.args, rest), fill, func(rows []store.Span) error {
+			rest -= int64(len(rows))
+			return each(visit)(rows)
+		})
+		if err != nil {
 			return fmt.Errorf("scan scopes: %w", err)
 		}
 	}
@@ -219,11 +226,11 @@ func (s *Store) ScanScopes(ctx context.Context, q store.ScanQuery, prefixes []st
 const maxSorted = 1 << 20
 
 // startBounds returns times, in order, that divide the spans of a filter by their starts into parts of
-// about maxSorted.
-func (v *view) startBounds(ctx context.Context, f *filter) (bounds []int64, err error) {
+// about a size.
+func (v *view) startBounds(ctx context.Context, f *filter, size int64) (bounds []int64, err error) {
 	var n int64
 	err = v.each(ctx, "SELECT count(*) FROM {spans}"+f.where(), f.args, func(r *sql.Rows) error { return r.Scan(&n) })
-	parts := n/v.s.maxSorted + 1
+	parts := n/size + 1
 	if err != nil || parts == 1 {
 		return nil, err
 	}
