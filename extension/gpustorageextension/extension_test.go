@@ -197,12 +197,18 @@ func (b *backend) sealAll(t *testing.T) {
 	b.seal(t.Context())
 }
 
-// TestBackend_Analyses seals a session and expects the time of its device in metrics.
+// TestBackend_Analyses seals a session and expects the time of its device in metrics. The Collector has been
+// restarted since the last data.
 func TestBackend_Analyses(t *testing.T) {
-	g, tel := start(t, t.TempDir(), nil)
-	b := g.backends["a"]
-	_, err := b.Write(t.Context(), []*store.Batch{training("s", 1e18, 4e5)})
+	dir := t.TempDir()
+	g, _ := start(t, dir, nil)
+	_, err := g.backends["a"].Write(t.Context(), []*store.Batch{training("s", 1e18, 4e5)})
 	require.NoError(t, err)
+	require.NoError(t, g.Shutdown(t.Context()))
+	g.backends = nil
+
+	g, tel := start(t, dir, nil)
+	b := g.backends["a"]
 	assert.Empty(t, b.active.grown(100, 64))
 	assert.Equal(t, map[session]int64{{"", "s"}: 40}, b.active.grown(40, 64))
 	b.sealAll(t)

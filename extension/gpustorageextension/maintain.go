@@ -122,14 +122,14 @@ func (a *activity) idle(d time.Duration) map[session]time.Time {
 	return found
 }
 
-// findUnsealed notes the sessions that an earlier process did not seal.
+// findUnsealed notes the sessions that an earlier process did not seal, and so did not analyse to their ends.
 func (b *backend) findUnsealed(ctx context.Context) error {
 	list, err := b.unsealed(ctx)
 	if err != nil {
 		return fmt.Errorf("find sessions to seal: %w", err)
 	}
-	for _, s := range list {
-		b.active.touch(s, 0)
+	for i := range list {
+		b.active.touch(session{list[i].Project, list[i].ID}, int(list[i].Counts["ops"]))
 	}
 	return nil
 }

@@ -15,8 +15,8 @@ import (
 // opened is an open store of any kind.
 type opened struct {
 	store.Store
-	// unsealed lists the sessions that are not sealed.
-	unsealed func(context.Context) ([]session, error)
+	// unsealed lists the sessions that are not sealed. Their Counts may be unknown.
+	unsealed func(context.Context) ([]store.SessionInfo, error)
 	// usage is nil if the store does not know it.
 	usage func() usage
 }
@@ -45,7 +45,7 @@ func (c *DuckDBConfig) open(ctx context.Context, to *backend) (opened, error) {
 	}
 	return opened{
 		Store:    s,
-		unsealed: func(ctx context.Context) ([]session, error) { return unsealed(ctx, s) },
+		unsealed: func(ctx context.Context) ([]store.SessionInfo, error) { return unsealed(ctx, s) },
 		usage: func() usage {
 			st := s.Stats()
 			return usage{st.Bytes, st.Sessions, st.Waiting, st.Commits}
@@ -54,12 +54,12 @@ func (c *DuckDBConfig) open(ctx context.Context, to *backend) (opened, error) {
 }
 
 // unsealed asks for all sessions of all projects.
-func unsealed(ctx context.Context, s *duckstore.Store) ([]session, error) {
+func unsealed(ctx context.Context, s *duckstore.Store) ([]store.SessionInfo, error) {
 	projects, err := s.Projects(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list projects: %w", err)
 	}
-	var list []session
+	var list []store.SessionInfo
 	for _, project := range projects {
 		q := store.SessionQuery{Project: project, Limit: 1000}
 		for {
@@ -69,7 +69,7 @@ func unsealed(ctx context.Context, s *duckstore.Store) ([]session, error) {
 			}
 			for i := range page {
 				if !page[i].Sealed {
-					list = append(list, session{project, page[i].ID})
+					list = append(list, page[i])
 				}
 			}
 			if len(page) < q.Limit {
@@ -96,12 +96,5 @@ func (c *ClickHouseConfig) open(ctx context.Context) (opened, error) {
 	if err != nil {
 		return opened{}, err
 	}
-	return opened{Store: s, unsealed: func(ctx context.Context) ([]session, error) {
-		infos, err := s.Unsealed(ctx)
-		var list []session
-		for i := range infos {
-			list = append(list, session{infos[i].Project, infos[i].ID})
-		}
-		return list, err
-	}}, nil
+	return opened{Store: s, unsealed: s.Unsealed}, nil
 }
