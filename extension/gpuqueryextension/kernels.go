@@ -183,14 +183,14 @@ func (s *server) operations(ctx context.Context, r *request) (any, error) {
 	q.Lanes, q.Shapes = r.ids("lane"), r.ids("shape")
 	q.Name, q.Parent, q.Trace = r.text("name", 10_000), r.spanID("parent"), r.traceID("trace")
 	q.Path, q.Direct, q.Below = r.optionalID("path"), r.boolean("direct"), r.boolean("below")
-	q.MinNs, q.MaxNs = r.integer("min_ns", 0, 0, math.MaxInt64), r.integer("max_ns", math.MaxInt64, 0, math.MaxInt64)
+	q.MinNs = r.integer("min_ns", 0, 0, math.MaxInt64)
+	longest := r.integer("max_ns", math.MaxInt64, 0, math.MaxInt64)
+	if longest < math.MaxInt64 {
+		q.MaxNs = max(longest, 1) // The store means no limit by 0.
+	}
 	q.Sort = store.OpSort(r.choice("sort", "start", "duration", "queue"))
 	q.Limit = int(r.integer("limit", 1000, 1, 20_000))
 	q.After = r.opCursor()
-	none := q.MaxNs == 0 // The store means no limit.
-	if none {
-		q.MaxNs = 1
-	}
 	if err := r.check(); err != nil {
 		return nil, err
 	}
@@ -206,7 +206,7 @@ func (s *server) operations(ctx context.Context, r *request) (any, error) {
 	}{r.baseText(), []*operationAnswer{}, shapeList(page.Shapes), ""}
 	for i := range page.Rows {
 		o := &page.Rows[i]
-		if none && o.EndNs > o.StartNs {
+		if longest == 0 && o.EndNs > o.StartNs {
 			continue
 		}
 		answer.Operations = append(answer.Operations, r.operation(o))
