@@ -86,11 +86,10 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 		}
 	}
 	var end int64
-	switch q.Sort {
-	case store.ByDuration:
-		err = v.skipShorter(ctx, &q, &f, n)
-	case store.ByStart:
+	if q.Sort == store.ByStart {
 		end, err = v.pageEnd(ctx, &q, n)
+	} else {
+		err = v.skipLess(ctx, &q, &f, n)
 	}
 	if err != nil {
 		return store.OpPage{}, fmt.Errorf("read operations: %w", err)
@@ -250,19 +249,64 @@ func (v *view) pageEnd(ctx context.Context, q *store.OpQuery, n int) (int64, err
 	return 0, nil
 }
 
-// skipShorter adds to a filter the least duration in a page of more than n operations by duration, if it is
-// known. Many operations can have nearly the duration from the statistics. To read all columns of them takes
-// longer than to find the exact one first.
-func (v *view) skipShorter(ctx context.Context, q *store.OpQuery, f *filter, n int) error {
-	least, err := v.shortest(ctx, q, n)
-	if err != nil || least == 0 {
+// sampleShare is the share of the interval of a page in which skipLess looks for a first bound.
+const sampleShare = 32
+
+// skipLess adds to a filter a value that all operations of a page of more than n by duration or queue time reach, if
+// one is known. All columns of most operations then need not be read. It is from the statistics, or that of a part
+// of the interval. By duration it is then made exact, which takes less time than to read more operations.
+func (v *view) skipLess(ctx context.Context, q *store.OpQuery, f *filter, n int) (err error) {
+	value, reach := "dur_ns", []string{"dur_ns >= ?"}
+	var least int64
+	if q.Sort == store.ByDuration {
+		least, err = v.shortest(ctx, q, n)
+	} else {
+		value, reach = queueSQL, []string{queueSQL + " >= ?"}
+		// DuckDB skips rows by a column. The time from the launch to the start is at least a queue time that is
+		// the time from the end of the launch.
+		var others bool
+		err = v.each(ctx, "SELECT EXISTS(FROM {ops} WHERE queue_ns IS NOT NULL) OR EXISTS(FROM {ops} WHERE launch_dur_ns < 0)", nil,
+			func(r *sql.Rows) error { return r.Scan(&others) })
+		if !others {
+			reach = append(reach, "launch_lead_ns >= ?")
+		}
+	}
+	// nth returns the value that more than n operations of a filter reach, 0 if there is none.
+	nth := func(f filter) (x int64, err error) {
+		var found int64
+		err = v.each(ctx, "SELECT count(x), coalesce(min(x), 0) FROM (SELECT "+value+" AS x FROM {ops}"+f.where()+" ORDER BY x DESC NULLS LAST LIMIT ?)",
+			append(slices.Clone(f.args), n+1), func(r *sql.Rows) error { return r.Scan(&found, &x) })
+		if found <= int64(n) {
+			x = 0
+		}
+		return x, err
+	}
+	if err == nil && least == 0 {
+		from, to := v.extent()
+		from, to = max(from, q.From), min(to, cmp.Or(q.To, to))
+		part := filter{slices.Clone(f.conditions), slices.Clone(f.args)}
+		part.add("start_ns < ?", from+max(to-from, 0)/sampleShare)
+		least, err = nth(part)
+	}
+	if err != nil || least <= 0 {
 		return err
 	}
-	f.add("dur_ns >= ?", least)
-	err = v.each(ctx, "SELECT coalesce(min(d), 0) FROM (SELECT dur_ns AS d FROM {ops}"+f.where()+" ORDER BY d DESC LIMIT ?)", append(slices.Clone(f.args), n+1),
-		func(r *sql.Rows) error { return r.Scan(&least) })
-	f.add("dur_ns >= ?", least)
+	for _, condition := range reach {
+		f.add(condition, least)
+	}
+	if q.Sort == store.ByDuration {
+		if least, err = nth(*f); err == nil && least > 0 {
+			f.add("dur_ns >= ?", least)
+		}
+	}
 	return err
+}
+
+// extent returns the first start and the last end of the session.
+func (v *view) extent() (from, to int64) {
+	v.s.mu.RLock()
+	defer v.s.mu.RUnlock()
+	return v.sess.info.FirstNs, v.sess.info.LastNs
 }
 
 // shortest returns a duration that more than n operations of a whole session reach, from the statistics, or 0.

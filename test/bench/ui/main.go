@@ -413,6 +413,7 @@ func (g *generator) send(otlp string, kernels int) error {
 			launched := end[lane] - g.Int64N(50_000)
 			k.Attributes().PutInt(semconv.CUDALaunchStartTimeUnixNano, launched-5_000)
 			k.Attributes().PutInt(semconv.CUDALaunchEndTimeUnixNano, launched)
+			k.Attributes().PutDouble(semconv.CUDAQueueDuration, float64(end[lane]-launched)/1e9)
 			end[lane] += length + g.Int64N(30_000)
 			g.at = max(g.at, end[lane])
 		}
