@@ -17,8 +17,14 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store/answer"
 )
 
-// bucketSQL is store.Bucket of the column d.
-const bucketSQL = `CASE WHEN d < 16 THEN d ELSE (length(bin(d)) - 1) * 16 + ((d >> (length(bin(d)) - 5)::BIGINT) & 15) END::USMALLINT`
+// bucketSQL is store.Bucket of the column d. The rounded logarithm is the exponent or one more. DuckDB computes
+// it once, because it is outside of CASE.
+const bucketSQL = "(CASE WHEN d < 16 THEN 0 ELSE 16 END * " + exponentSQL + " + ((greatest(d, 0) >> (" + exponentSQL + " - 4)) & 15))::USMALLINT"
+
+const (
+	exponentSQL = "(" + roundedSQL + " - ((1::BIGINT << " + roundedSQL + ") > greatest(d, 16))::BIGINT)"
+	roundedSQL  = "log2(greatest(d, 16))::BIGINT"
+)
 
 // Kernels implements [store.Reader].
 func (s *Store) Kernels(ctx context.Context, q store.KernelQuery) ([]store.KernelStat, error) {
