@@ -7,6 +7,9 @@ package duckstore
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
+	"fmt"
+	"maps"
 	"math"
 	"slices"
 
@@ -94,16 +97,21 @@ const maxBusyBins = 512
 // gaps between. The bins of gap_bins have these sums at their start. So it reads the kernels of the bins of
 // the times, and those that gap_bins does not have yet, in the order of their start.
 func (v *view) busyBefore(ctx context.Context, q *store.BusyQuery, times []int64, before map[int64]int64) error {
-	tx, err := v.s.db.BeginTx(ctx, nil)
+	conn, err := v.s.db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	tx, err := conn.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = tx.Rollback() }()
-	each := func(query string, scan func(*sql.Rows) error, args ...any) error {
+	rows := func(query string, scan func(*sql.Rows) error, args ...any) error {
 		return eachRow(ctx, tx, v.tables(query), args, scan)
 	}
 	w := busyWalk{times: times, before: before, bin: -1}
-	if err := each("SELECT coalesce(max(bin), -1) + 1 FROM {gap_bins}", func(r *sql.Rows) error { return r.Scan(&w.tail) }); err != nil {
+	if err := rows("SELECT coalesce(max(bin), -1) + 1 FROM {gap_bins}", func(r *sql.Rows) error { return r.Scan(&w.tail) }); err != nil {
 		return err
 	}
 	var bins []int64
@@ -111,15 +119,15 @@ func (v *view) busyBefore(ctx context.Context, q *store.BusyQuery, times []int64
 		bins = append(bins, w.binOf(t))
 	}
 	bins = slices.Compact(bins)
-	devices, err := v.busyDevices(each, q.Device)
+	devices, err := v.busyDevices(rows, q.Device)
 	if err != nil {
 		return err
 	}
-	if w.starts, err = v.busyStarts(each, q.Device, bins); err != nil {
+	if w.starts, err = v.busyStarts(rows, q.Device, bins); err != nil {
 		return err
 	}
 	if q.Idle {
-		if w.ends, err = v.busyEnds(each, w.tail); err != nil {
+		if w.ends, err = v.busyEnds(rows, w.tail); err != nil {
 			return err
 		}
 	}
@@ -139,18 +147,26 @@ func (v *view) busyBefore(ctx context.Context, q *store.BusyQuery, times []int64
 				ranges = append(ranges, [2]int64{b << gapLevel, (b + 1) << gapLevel})
 			}
 		}
-		err = each("SELECT lane, start_ns, greatest(dur_ns, 0) FROM "+rangesSQL(ranges)+" WHERE start_ns < $1 AND (start_ns >= $2 OR (start_ns >> $3) IN "+
-			"(SELECT unnest($4::BIGINT[]))) AND shape IN (SELECT id FROM {shapes} WHERE operation = 1) ORDER BY start_ns", func(r *sql.Rows) error {
-			var lane uint32
-			var start, ns int64
-			if err := r.Scan(&lane, &start, &ns); err != nil {
-				return err
-			}
-			if device := devices[lane]; q.Device == "" || device == q.Device {
-				w.kernel(device, start, ns)
+		type kernel struct {
+			lane      uint32
+			start, ns int64
+		}
+		query := "SELECT lane, start_ns, greatest(dur_ns, 0) FROM " + rangesSQL(ranges) + " WHERE start_ns < $1 AND (start_ns >= $2 OR (start_ns >> $3) IN " +
+			"(SELECT unnest($4::BIGINT[]))) AND shape IN (SELECT id FROM {shapes} WHERE operation = 1) ORDER BY start_ns"
+		err = scanOn(ctx, v, conn, query, []any{end, late, gapLevel, part}, func(k *kernel, values []driver.Value) error {
+			var ok1, ok2, ok3 bool
+			k.lane, ok1 = values[0].(uint32)
+			k.start, ok2 = values[1].(int64)
+			if k.ns, ok3 = values[2].(int64); !ok1 || !ok2 || !ok3 {
+				return fmt.Errorf("got %T, %T and %T", values[0], values[1], values[2])
 			}
 			return nil
-		}, end, late, gapLevel, part)
+		}, each(func(k *kernel) error {
+			if device := devices[k.lane]; q.Device == "" || device == q.Device {
+				w.kernel(device, k.start, k.ns)
+			}
+			return nil
+		}))
 		if err != nil {
 			return err
 		}
@@ -219,21 +235,26 @@ func (v *view) busyStarts(each eachFunc, device string, bins []int64) (map[int64
 	if err != nil {
 		return nil, err
 	}
-	out := map[int64]map[string]busyState{}
-	err = each("WITH t AS (SELECT unnest($1::BIGINT[]) AS bin), "+
-		"g AS MATERIALIZED (SELECT device, bin, sum(sum_ns) AS idle, max(reach_ns) AS reach FROM {gap_bins} WHERE $2 IN ('', device) GROUP BY 1, 2), "+
-		"c AS (SELECT device, bin, sum(idle) OVER w AS idle, max(reach) OVER w AS reach FROM g WINDOW w AS (PARTITION BY device ORDER BY bin)) "+
-		"SELECT t.bin, d.device, "+low("c.idle::HUGEINT")+", c.reach FROM t CROSS JOIN (SELECT DISTINCT device FROM g) d "+
-		"ASOF JOIN c ON c.device = d.device AND t.bin > c.bin", func(r *sql.Rows) error {
+	// Between the wanted bins the database sums, over them this function.
+	sums := map[key]busyState{}
+	err = each("SELECT t.bin, g.device, "+lowBits("g.sum_ns")+", max(g.reach_ns) FROM {gap_bins} g ASOF JOIN (SELECT unnest($1::BIGINT[]) AS bin) t ON g.bin < t.bin "+
+		"WHERE $2 IN ('', g.device) GROUP BY 1, 2", func(r *sql.Rows) error {
 		var k key
 		var x busyState
 		err := r.Scan(&k.bin, &k.device, wrapped{&x.idle}, &x.reach)
-		x.first = first[k.device]
-		if out[k.bin] == nil {
-			out[k.bin] = map[string]busyState{}
-		}
-		out[k.bin][k.device] = x
+		sums[k] = x
 		return err
 	}, bins, device)
+	out := map[int64]map[string]busyState{}
+	all := map[string]busyState{}
+	for _, bin := range bins {
+		for k := range wanted {
+			if x, ok := sums[key{k.device, bin}]; ok {
+				before := all[k.device]
+				all[k.device] = busyState{first[k.device], before.idle + x.idle, max(before.reach, x.reach)}
+			}
+		}
+		out[bin] = maps.Clone(all)
+	}
 	return out, err
 }

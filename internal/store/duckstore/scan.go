@@ -33,11 +33,16 @@ func scan[T any](ctx context.Context, v *view, query string, args []any, fill fu
 		return err
 	}
 	defer func() { _ = conn.Close() }()
+	return scanOn(ctx, v, conn, query, args, fill, done)
+}
+
+// scanOn is scan on a connection, which may have a transaction.
+func scanOn[T any](ctx context.Context, v *view, conn *sql.Conn, query string, args []any, fill func(*T, []driver.Value) error, done func([]T) error) error {
 	named := make([]driver.NamedValue, len(args))
 	for i, a := range args {
 		named[i] = driver.NamedValue{Ordinal: i + 1, Value: a}
 	}
-	err = conn.Raw(func(c any) (err error) {
+	err := conn.Raw(func(c any) (err error) {
 		rows, err := c.(driver.QueryerContext).QueryContext(ctx, v.tables(query), named)
 		if err != nil {
 			return errors.Join(ctx.Err(), err)

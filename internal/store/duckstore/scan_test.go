@@ -5,6 +5,7 @@
 package duckstore
 
 import (
+	"database/sql"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -285,4 +286,26 @@ func TestStore_Keep(t *testing.T) {
 	assert.Empty(t, left)
 	_, err = os.Stat(dir)
 	require.NoError(t, err)
+}
+
+// TestBucketSQL compares the buckets of DuckDB with those of Go around each power of two.
+func TestBucketSQL(t *testing.T) {
+	s := openTraining(t, 1)
+	rng := rand.New(rand.NewPCG(1, 2))
+	times := []int64{-1, 0, store.MaxTimeNs}
+	for e := range 62 {
+		p := int64(1) << e
+		times = append(times, p-1, p, p+1, p+rng.Int64N(p), p+rng.Int64N(p))
+	}
+	n := 0
+	err := eachRow(t.Context(), s.db, "SELECT d, "+bucketSQL+" FROM (SELECT unnest(?::BIGINT[]) AS d)", []any{times}, func(r *sql.Rows) error {
+		var d int64
+		var bucket uint16
+		err := r.Scan(&d, &bucket)
+		assert.Equal(t, store.Bucket(d), bucket, d)
+		n++
+		return err
+	})
+	require.NoError(t, err)
+	assert.Len(t, times, n)
 }
