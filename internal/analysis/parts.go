@@ -346,7 +346,7 @@ func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Opti
 			}
 			continue
 		}
-		if err := a.sweepPart(ctx, k, p, key, begin, o); err != nil {
+		if err := a.sweepPart(ctx, k, p, i, key, begin, o); err != nil {
 			return err
 		}
 	}
@@ -514,8 +514,8 @@ func (n *counts) add(o *counts) {
 	n.lastEnd = max(n.lastEnd, o.lastEnd)
 }
 
-// sweepPart sweeps over a part and keeps the result.
-func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, key string, begin int64, o Options) error {
+// sweepPart sweeps over part i of a session and keeps the result.
+func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, i int, key string, begin int64, o Options) error {
 	before := a.carries()
 	if a.profile == nil {
 		a.profile = &profiler{}
@@ -551,7 +551,7 @@ func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, key string,
 			}
 		}
 		b := c.closed()
-		if err := a.keep(ctx, k, p.groupsName(), a.keptGroups(p, b)); err != nil {
+		if err := a.keep(ctx, k, p.groupsName(), a.keptGroups(p, i, b)); err != nil {
 			return err
 		}
 		return a.keep(ctx, k, kept.named(), b)
@@ -561,8 +561,8 @@ func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, key string,
 // groupsName is the name of the kept groups of a part.
 func (p *part) groupsName() string { return fmt.Sprintf("groups-%016x", uint64(p.from)) }
 
-// keptGroups bounds the groups of all devices after the sweep over a part, and returns what to keep of them.
-func (a *analysis) keptGroups(p *part, part []byte) []byte {
+// keptGroups bounds the groups of all devices after the sweep over part i, and returns what to keep of them.
+func (a *analysis) keptGroups(p *part, i int, part []byte) []byte {
 	c := newKept()
 	of := uint64(crc32.ChecksumIEEE(partBody(part)))
 	scopes := a.scopeSums.of(a.profile.earliest, p.to)
@@ -573,7 +573,7 @@ func (a *analysis) keptGroups(p *part, part []byte) []byte {
 	all := map[string]*groups{}
 	for _, d := range a.order {
 		if d.groups != nil {
-			d.groups.bound(d.list.found())
+			d.groups.bound(d.list.found(), max(leastCells, 4*maxCells/(i+1)))
 			all[d.id] = d.groups
 		}
 	}

@@ -21,6 +21,9 @@ const (
 	maxGroups = 2000
 	// partCells bounds the cells that are kept of a part for one device, at about 5 bytes each.
 	partCells = 1 << 16
+	// leastCells is the least bound of the cells of one series of a part. That of part i is 4 * maxCells / (i+1):
+	// with as many parts, cells of the session are at least four times as large as those of the part.
+	leastCells = 4
 )
 
 // Profile is what a comparison needs of a session, without single operations. It is of the device with
@@ -296,9 +299,9 @@ func (d *device) step() int {
 	return len(d.list.list)
 }
 
-// bound makes the cells of a part larger until there are at most partCells. Without the calls if there are steps,
-// with which they are not needed.
-func (x *groups) bound(steps bool) {
+// bound makes the cells of a part larger until each series has at most a number of them, and all series partCells.
+// Without the calls if there are steps, with which they are not needed.
+func (x *groups) bound(steps bool, most int) {
 	for cells, size := partCells+1, 1; cells > partCells; size *= 2 {
 		cells = 0
 		for kind := range x.all {
@@ -307,7 +310,7 @@ func (x *groups) bound(steps bool) {
 					g.Calls = Series{}
 				}
 				for _, s := range []*Series{&g.Calls, &g.Steps} {
-					if s.Size < size && len(s.Cells) > 0 {
+					for s.Size < size && len(s.Cells) > 0 || len(s.Cells) > most {
 						*s = s.Coarser()
 					}
 					cells += len(s.Cells)

@@ -87,12 +87,15 @@ func TestGroups_Bound(t *testing.T) {
 			g.Calls.add(j, 1, 7)
 		}
 	}
-	x.bound(true)
+	x.bound(true, maxCells)
 	g := x.all[ofName]["b"]
 	assert.Empty(t, g.Calls.Cells)
 	assert.Equal(t, 4, g.Steps.Size)
 	assert.Equal(t, Cell{4, 28}, g.Steps.Cells[61])
 	assert.Equal(t, Cell{2, 14}, g.Steps.Cells[62])
+	x.bound(true, 10)
+	assert.Equal(t, 32, g.Steps.Size)
+	assert.Equal(t, Cell{26, 182}, g.Steps.Cells[7])
 }
 
 func profileOf(t *testing.T, r *pages) *Profile {

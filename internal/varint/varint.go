@@ -33,23 +33,24 @@ func (r *Reader) Fail(problem string) {
 
 // Uint reads an unsigned number.
 func (r *Reader) Uint() uint64 {
+	if len(r.Rest) > 0 && r.Rest[0] < 0x80 { // most numbers are small
+		v := r.Rest[0]
+		r.Rest = r.Rest[1:]
+		return uint64(v)
+	}
 	v, n := binary.Uvarint(r.Rest)
-	return advance(r, v, n)
-}
-
-// Int reads a signed number.
-func (r *Reader) Int() int64 {
-	v, n := binary.Varint(r.Rest)
-	return advance(r, v, n)
-}
-
-func advance[T int64 | uint64](r *Reader, v T, n int) T {
 	if n <= 0 {
 		r.Fail("the state is too short or a number exceeds 64 bits")
 		return 0
 	}
 	r.Rest = r.Rest[n:]
 	return v
+}
+
+// Int reads a signed number.
+func (r *Reader) Int() int64 {
+	v := r.Uint()
+	return int64(v>>1) ^ -int64(v&1) // as binary.Varint
 }
 
 // Max reads an unsigned number of at most limit.
