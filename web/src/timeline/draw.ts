@@ -152,14 +152,18 @@ export class Painter {
   paint(ctx: CanvasRenderingContext2D, s: Scene): void {
     const p = palettes[s.dark ? "dark" : "light"];
     this.resize(ctx, s);
-    this.pixels.fill(p.bg);
     const step = tickStep(s.view.to - s.view.from, s.width / 110);
     const visible = s.tracks.filter((t) => t.top + t.height > s.scroll && t.top < s.scroll + s.height - axisHeight);
+    // Tracks follow one another from top to bottom, so each row gets its background once.
+    let below = 0;
     for (const t of visible) {
       const y = this.y(s, t.top);
-      if (t.kind === "group") this.rect(0, this.w, y, y + t.height * s.dpr, p.group);
-      else if (t.kind === "lane") this.rect(0, this.w, y, y + t.height * s.dpr, p.band);
+      const color = t.kind === "group" ? p.group : t.kind === "lane" ? p.band : p.bg;
+      this.rect(0, this.w, below, y, p.bg);
+      this.rect(0, this.w, y, y + t.height * s.dpr, color);
+      below = Math.round(y + t.height * s.dpr);
     }
+    this.rect(0, this.w, below, this.h, p.bg);
     for (const t of ticks(s.view, step)) {
       const x = Math.round(toX(s.view, s.width, t) * s.dpr);
       this.rect(x, x + 1, axisHeight * s.dpr, this.h, p.grid);
@@ -203,7 +207,11 @@ export class Painter {
     const b = Math.min(this.w, Math.round(x1));
     const top = Math.max(0, Math.round(y0));
     const bottom = Math.min(this.h, Math.round(y1));
-    if (b <= a) return;
+    if (b <= a || bottom <= top) return;
+    if (b - a === this.w) {
+      this.pixels.fill(color, top * this.w, bottom * this.w);
+      return;
+    }
     // A call of fill costs more than a few stores.
     if (b - a > 16) {
       for (let y = top; y < bottom; y++) this.pixels.fill(color, y * this.w + a, y * this.w + b);
@@ -242,13 +250,15 @@ export class Painter {
     const same = still && known.height === height && known.palette === colors;
     if (same && first >= known.first && first + this.w <= known.first + known.tops.length) return known;
     const margin = same || known === undefined ? this.w : 0;
+    const length = this.w + 2 * margin;
+    const reused = known?.tops.length === length ? known : undefined;
     const c: Columns = {
       scale,
       height,
       palette: colors,
       first: first - margin,
-      tops: new Int16Array(this.w + 2 * margin).fill(height),
-      colors: new Uint32Array(this.w + 2 * margin),
+      tops: (reused?.tops ?? new Int16Array(length)).fill(height),
+      colors: reused?.colors.fill(0) ?? new Uint32Array(length),
     };
     const least = 2 / height;
     const width = b.width * scale;

@@ -63,8 +63,8 @@ export function Timeline() {
     }
   }, [whole]);
 
-  // A frame draws the latest view and nothing else. React follows some times a second: it loads data
-  // and renders what is said about the view.
+  // A frame draws the latest view and nothing else. React follows when the view rests, and three times a second
+  // while it moves: it loads data and renders what is said about the view.
   const frame = useRef(0);
   const paint = useRef(() => {});
   const schedule = useCallback(() => {
@@ -82,15 +82,22 @@ export function Timeline() {
   );
   const pending = useRef<ReturnType<typeof setTimeout>>(undefined);
   const following = useRef<ReturnType<typeof setTimeout>>(undefined);
+  const moving = useRef<number>(undefined);
   const written = useRef("");
   const setView = useCallback(
     (v: View) => {
       viewRef.current = v;
       schedule();
-      following.current ??= setTimeout(() => {
-        following.current = undefined;
-        setViewState(viewRef.current);
-      }, 100);
+      const now = performance.now();
+      moving.current ??= now;
+      clearTimeout(following.current);
+      following.current = setTimeout(
+        () => {
+          moving.current = undefined;
+          setViewState(viewRef.current);
+        },
+        Math.min(80, moving.current + 330 - now),
+      );
       follow.current = v.from <= whole.from && v.to >= whole.to;
       clearTimeout(pending.current);
       pending.current = setTimeout(() => {
@@ -109,7 +116,7 @@ export function Timeline() {
     () => () => {
       clearTimeout(pending.current);
       clearTimeout(following.current);
-      following.current = undefined;
+      moving.current = undefined;
     },
     [],
   );
