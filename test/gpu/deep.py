@@ -7,7 +7,7 @@
     python3 test/gpu/deep.py --bin bin --dry        # without a GPU: are the checks themselves right?
 
     slow     each kernel of examples/slow under the engine that must explain it: the reason or line that its code implies
-             comes first, lanes and sectors a request are within 2 % of the analytic value (1 minute)
+             comes first, lanes and sectors a request are within 2 % of the analytic value, and the function has its PTX (1 minute)
     windows  100 windows of PC sampling in a row in a PyTorch training: no hang, each is collected, every cycle of the
              training ends with the loss of the first, and the step afterwards is within 2 % of that before, compared with two
              trainings without windows whose steps run in turn with it (2 minutes)
@@ -42,13 +42,14 @@ TRAINING = os.path.join(HERE, "deep", "training.py")
 # lanes:   active lanes of the marked line, which is the first of the divergent ones
 # sectors: sectors a request of the marked line, and ideal; the first of the uncoalesced ones if they differ
 # top:     the marked line is the one with most samples
+# ptx:     the instruction of the marked line, in PTX
 EXPECTED = {
-    "chase": {"engine": "pc", "reason": "long_scoreboard", "share": 0.5, "top": True},
-    "barrier": {"engine": "pc", "reason": "barrier", "share": 0.5},
-    "compute": {"engine": "pc", "reason": "math_pipe_throttle", "top": True},
-    "divergent": {"engine": "sass", "lanes": 1.0},
-    "strided": {"engine": "sass", "sectors": 32.0, "ideal": 4.0},
-    "coalesced": {"engine": "sass", "sectors": 4.0, "ideal": 4.0},
+    "chase": {"engine": "pc", "reason": "long_scoreboard", "share": 0.5, "top": True, "ptx": "ld.global"},
+    "barrier": {"engine": "pc", "reason": "barrier", "share": 0.5, "ptx": "bar.sync"},
+    "compute": {"engine": "pc", "reason": "math_pipe_throttle", "top": True, "ptx": "fma.rn.f64"},
+    "divergent": {"engine": "sass", "lanes": 1.0, "ptx": "fma.rn.f32"},
+    "strided": {"engine": "sass", "sectors": 32.0, "ideal": 4.0, "ptx": "ld.global"},
+    "coalesced": {"engine": "sass", "sectors": 4.0, "ideal": 4.0, "ptx": "ld.global"},
 }
 # Samples of these are no waiting.
 NO_WAIT = ("selected", "not_selected")
@@ -129,9 +130,27 @@ def place(line):
     return f"+{line.get('pc', 0):#x}"
 
 
-def judge(name, report, lines):
-    """Holds what a report says of a kernel against what its code implies."""
+def listings(output):
+    """The listings of a recording: texts by function, image and kind."""
+    texts = {}
+    with open(output) as f:
+        for line in f:
+            for resource in json.loads(line).get("resourceLogs", []):
+                for r in (r for scope in resource["scopeLogs"] for r in scope["logRecords"] if r.get("eventName") == "cuda.sass_listing"):
+                    a = {x["key"]: next(iter(x["value"].values())) for x in r["attributes"]}
+                    key = a["cuda.kernel.name"].split("(")[0], a["cuda.cubin.crc"], a["cuda.listing.kind"]
+                    texts[key] = texts.get(key, "") + r["body"]["stringValue"]
+    return texts
+
+
+def judge(name, report, texts, lines):
+    """Holds what a report and the listings say of a kernel against what its code implies."""
     want = EXPECTED[name]
+    own = {key: text for key, text in texts.items() if key[0] == name}
+    ptx = next((text for key, text in own.items() if key[2] == "ptx"), "")
+    check(sorted(key[2] for key in own) == ["ptx", "sass"] and len({key[1] for key in own}) == 1, f"{name}: has SASS and PTX of one image", *own)
+    found = len(re.findall(r"^\s*" + re.escape(want["ptx"]) + r"\b", ptx, re.M))
+    check(ptx.startswith(f".visible .entry {name}(") and ptx.endswith("}\n") and found, f"{name}: the PTX is the function, with {want['ptx']}", f"{found} times in {len(ptx.splitlines())} lines")
     functions = [f for f in (report or {}).get("inside", {}).get("by_function", []) if f["name"].split("(")[0] == name]
     if not check(len(functions) == 1, f"{name}: the report has the function", f"{len(functions)} times"):
         return
@@ -176,7 +195,7 @@ def slow(gpuflight):
         had = (report or {}).get("windows", {})
         losses = {k: v for k, v in had.items() if isinstance(v, (int, float)) and v and k not in ("collected", "samples", "rows", "paused_seconds")}
         check(had.get("collected") == 1, f"{name}: a window was collected; what it lost", had.get("samples"), "samples,", losses, *(w.get("message", "")[:300] for w in had.get("list", []) if w.get("status") != "collected"))
-        judge(name, report, lines)
+        judge(name, report, listings(output), lines)
 
 
 # ---- a training that is told what to do ----
@@ -374,6 +393,11 @@ class Logs:
     def __init__(self):
         self.records = []
 
+    def listing(self, function, kind, text):
+        attributes = {"cuda.kernel.name": function, "cuda.cubin.crc": "1", "cuda.listing.kind": kind}
+        self.records.append({"eventName": "cuda.sass_listing", "body": {"stringValue": text}, "attributes": [
+            {"key": k, "value": {"stringValue": v}} for k, v in attributes.items()]})
+
     def add(self, event, function, pc, line, **values):
         attributes = {"cuda.kernel.name": function, "cuda.pc.offset": pc, "code.file.path": KERNELS, "code.line.number": line}
         attributes |= {k.replace("__", "."): v for k, v in values.items()}
@@ -400,6 +424,9 @@ def made(name, lines, fault):
     other = first + (100 if fault == "line" else 0)
     off = 1.05 if fault == "value" else 1.0
     want = EXPECTED[name]
+    logs.listing(name, "sass", "0000  NOP\n")
+    logs.listing(name if fault != "ptx" else "other", "ptx", f".visible .entry {name}(\n)\n{{\n")
+    logs.listing(name if fault != "ptx" else "other", "ptx", f"{want['ptx']} x;\n}}\n")
     if want["engine"] == "pc":
         reason = "drain" if fault in ("reason", "value") else want["reason"]
         logs.sample(function, 32, other, reason, 700)
@@ -425,14 +452,14 @@ def dry(gpuflight):
     if missing:
         print("FAIL kernels.cu marks no line", missing)
     for name in EXPECTED:
-        for fault in (None, "reason", "line", "value"):
+        for fault in (None, "reason", "line", "value", "ptx"):
             if fault == "line" and (name == "barrier" or name == "coalesced"):
                 continue  # of these no line is expected
             path = os.path.join(gpuflight.work, f"dry-{name}-{fault}.otlp.jsonl")
             made(name, lines, fault).write(path)
             results.clear()
             report = gpuflight.report(path) if fault != "reason" or EXPECTED[name]["engine"] == "pc" else {}
-            judge(name, report, lines)
+            judge(name, report, listings(path), lines)
             good = bool(results) and all(ok for ok, _ in results)
             right = good == (fault is None)
             passed &= right

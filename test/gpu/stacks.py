@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Host stacks of a PyTorch training: are the lines right, and what do they cost?
 
-    python3 test/gpu/stacks.py --bin bin [--pairs 10] [--steps 300] [--only lines,links,cost]
+    python3 test/gpu/stacks.py --bin bin [--pairs 10] [--steps 300] [--only lines,links,cost,bound]
 
 The training (this file, as a child) opens an NVTX range for each line of its forward pass, named after the line. So:
 
@@ -13,8 +13,9 @@ The training (this file, as a child) opens an NVTX range for each line of its fo
  5. with emit_nvtx, ranges of the backward pass have a link to a range of the forward pass.
 
 The cost is that of a training without the sleep, recorded with and without stacks: the ratio of the wall times, and its
-median over the pairs, which must be at most 1.02. With two GPUs the runs of a pair are side by side: each has a GPU and half
-of the processors, which they exchange twice a second, and the GPUs change from pair to pair. With one GPU they alternate.
+median over the pairs, which must be at most 1.02. `cost` has small layers, so launches bound its steps; those of `bound` are
+bound by the GPU. With two GPUs the runs of a pair are side by side: each has a GPU and half of the processors, which they
+exchange twice a second, and the GPUs change from pair to pair. With one GPU they alternate.
 """
 import argparse, collections, concurrent.futures, json, os, re, statistics, subprocess, sys, tempfile, time
 
@@ -23,7 +24,7 @@ import places
 ME = os.path.abspath(__file__)
 
 
-def train(steps, seconds, ranges, emit):
+def train(steps, seconds, ranges, emit, width, batch):
     import contextlib
 
     import torch
@@ -35,8 +36,8 @@ def train(steps, seconds, ranges, emit):
     class Net(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.a, self.b = torch.nn.Linear(256, 256), torch.nn.Linear(256, 256)
-            self.norm = torch.nn.LayerNorm(256)
+            self.a, self.b = torch.nn.Linear(width, width), torch.nn.Linear(width, width)
+            self.norm = torch.nn.LayerNorm(width)
 
         def forward(self, x):
             with line(): y = self.a(x)
@@ -51,8 +52,8 @@ def train(steps, seconds, ranges, emit):
         time.sleep(seconds)  # the loader
 
     net = Net().cuda()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
-    x = torch.randn(64, 256, device="cuda")
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-8)
+    x = torch.randn(batch, width, device="cuda")
     taken = []
     with torch.autograd.profiler.emit_nvtx() if emit else contextlib.nullcontext():
         for step in range(steps + 20):
@@ -71,12 +72,12 @@ def train(steps, seconds, ranges, emit):
     print(json.dumps({"ms": 1e3 * statistics.median(taken), "wall": sum(taken), "loss": loss.item()}))
 
 
-def record(args, stacks, steps, seconds=0.0, ranges=False, emit=False, gpu=None, processors=None):
+def record(args, stacks, steps, seconds=0.0, ranges=False, emit=False, gpu=None, processors=None, width=256, batch=64):
     """Runs the training and returns what it printed and the recorded spans, with attributes as a dictionary."""
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "out.otlp.jsonl")
         command = [os.path.join(args.bin, "gpuflight"), "trace", "--quiet", "--output", out, *(["--stacks"] if stacks else []), "--",
-                   sys.executable, ME, "--child", str(steps), str(seconds), str(int(ranges)), str(int(emit))]
+                   sys.executable, ME, "--child", str(steps), str(seconds), str(int(ranges)), str(int(emit)), str(width), str(batch)]
         env = os.environ | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
         if processors:
             command = ["taskset", "-c", ",".join(map(str, processors)), *command]
@@ -153,39 +154,43 @@ def gpus():
     return [str(i) for i in range(len(listed.splitlines()))]
 
 
-def pair(args, number):
+def pair(args, number, steps, size):
     """What a training without stacks printed, and one with stacks."""
     order, two = [number % 2 == 1, number % 2 == 0], gpus()[:2]
     if len(two) == 2:
         halves = places.parts(2)
         with places.Swapping(*halves), concurrent.futures.ThreadPoolExecutor() as both:
-            runs = list(both.map(lambda stacks, gpu, half: record(args, stacks, 10_000, gpu=gpu, processors=half)[0], order, two, halves))
+            runs = list(both.map(lambda stacks, gpu, half: record(args, stacks, steps, gpu=gpu, processors=half, **size)[0], order, two, halves))
     else:
-        runs = [record(args, stacks, 3000)[0] for stacks in order]
+        runs = [record(args, stacks, 3 * steps // 10, **size)[0] for stacks in order]
     return runs[order.index(False)], runs[order.index(True)]
 
 
-def cost(args):
-    steps, walls = [], []
+def cost(args, steps=10_000, **size):
+    medians, walls = [], []
     for number in range(args.pairs):
-        without, stacks = pair(args, number)
-        steps.append(stacks["ms"] / without["ms"])
+        without, stacks = pair(args, number, steps, size)
+        medians.append(stacks["ms"] / without["ms"])
         walls.append(stacks["wall"] / without["wall"])
-        print(f"     {without['ms']:.3f} ms a step, with stacks {stacks['ms']:.3f} ms; wall {walls[-1]:.4f}", flush=True)
-    check(statistics.median(walls) <= 1.02, f"with stacks the wall time is {statistics.median(walls):.4f} times as long, the median step {statistics.median(steps):.4f} times")
+        print(f"     {without['wall']:.3f} s, with stacks {stacks['wall']:.3f} s: {walls[-1]:.4f}; median step {medians[-1]:.4f}", flush=True)
+    check(statistics.median(walls) <= 1.02, f"with stacks the wall time is {statistics.median(walls):.4f} times as long, the median step {statistics.median(medians):.4f} times")
+
+
+def bound(args):
+    cost(args, 600, width=4096, batch=4096)
 
 
 def main():
     if sys.argv[1:2] == ["--child"]:
-        steps, seconds, ranges, emit = sys.argv[2:]
-        return train(int(steps), float(seconds), ranges == "1", emit == "1")
+        steps, seconds, ranges, emit, width, batch = sys.argv[2:]
+        return train(int(steps), float(seconds), ranges == "1", emit == "1", int(width), int(batch))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bin", default="bin")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--only", default="lines,links,cost")
+    parser.add_argument("--only", default="lines,links,cost,bound")
     args = parser.parse_args()
-    for part in lines, links, cost:
+    for part in lines, links, cost, bound:
         if part.__name__ in args.only.split(","):
             part(args)
     sys.exit(failures > 0)
