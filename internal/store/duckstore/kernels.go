@@ -8,6 +8,8 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
+	"database/sql/driver"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -99,7 +101,7 @@ func (v *view) rowParts(ctx context.Context, lane bool, paths *pathsOfPlaces, fr
 	}
 	rows := "SELECT *, greatest(dur_ns, 0) AS d FROM {ops}" + f.where()
 	if paths != nil {
-		columns[2] = "coalesce(g, 0)"
+		columns[2] = "coalesce(g, 0)::UINTEGER"
 		rows = "SELECT * FROM (" + rows + ") o LEFT JOIN (SELECT unnest(?::UINTEGER[]) AS id, unnest(?::UINTEGER[]) AS g) p ON p.id = o.place"
 		f.args = append(f.args, paths.places, paths.indices)
 	}
@@ -208,13 +210,34 @@ func (v *view) partPaths(ctx context.Context, parts []kernelPart) (map[where][]s
 	return out, nil
 }
 
-func (v *view) parts(ctx context.Context, query string, args []any) ([]kernelPart, error) {
-	var out []kernelPart
-	err := v.each(ctx, query, args, func(r *sql.Rows) error {
-		var p kernelPart
-		err := r.Scan(&p.lane, &p.shape, &p.place, &p.chain, &p.bucket, &p.n, wrapped{&p.sum}, &p.max, wrapped{&p.queue}, wrapped{&p.bytes}, &p.key)
-		out = append(out, p)
-		return err
+func (v *view) parts(ctx context.Context, query string, args []any) (out []kernelPart, err error) {
+	fill := func(p *kernelPart, values []driver.Value) error {
+		ok := true
+		number := func(i int) uint32 {
+			x, is := values[i].(uint32)
+			ok = ok && is
+			return x
+		}
+		sum := func(i int) int64 { // the low 64 bits
+			x, is := values[i].(uint64)
+			ok = ok && is
+			return int64(x)
+		}
+		p.lane, p.shape, p.place, p.chain = number(0), number(1), number(2), number(3)
+		p.sum, p.queue, p.bytes = sum(6), sum(8), sum(9)
+		bucket, ok1 := values[4].(uint16)
+		n, ok2 := values[5].(int64)
+		most, ok3 := values[7].(int64)
+		if !ok || !ok1 || !ok2 || !ok3 {
+			return errors.New("a column of the statistics has another type")
+		}
+		p.bucket, p.n, p.max = bucket, n, most
+		p.key, _ = values[10].([]byte)
+		return nil
+	}
+	err = scan(ctx, v, query, args, fill, func(block []kernelPart) error {
+		out = append(out, block...)
+		return nil
 	})
 	return out, err
 }
