@@ -1148,7 +1148,7 @@ export interface components {
             total: components["schemas"]["DeviceSums"];
             /** @description Taken in this path or below it; absent if there are none */
             samples?: components["schemas"]["SampleSums"];
-            /** @description Sum of that of the instances. Absent unless all of them are among the 10,000 longest scopes, or fewer if the session has more than 200,000 kernels */
+            /** @description Sum of that of the instances. Absent unless all of them are among the 10,000 longest scopes, or fewer if the session has more than 150,000 kernels */
             idle_ns?: components["schemas"]["Ns"];
         };
         Scopes: {
