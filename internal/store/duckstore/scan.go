@@ -5,17 +5,14 @@
 package duckstore
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/answer"
@@ -201,56 +198,27 @@ func (s *Store) ScanScopes(ctx context.Context, q store.ScanQuery, prefixes []st
 		}
 		return nil
 	}
-	rest := int64(cmp.Or(q.Limit, math.MaxInt))
-	bounds, err := v.startBounds(ctx, f, min(rest, v.s.maxSorted))
-	if err != nil {
-		return fmt.Errorf("scan scopes: %w", err)
-	}
-	for i := 0; i <= len(bounds) && rest > 0; i++ {
-		part := filter{slices.Clone(f.conditions), slices.Clone(f.args)}
-		if i > 0 {
-			part.add("start_ns >= ?", bounds[i-1])
-		}
-		if i < len(bounds) {
-			part.add("start_ns < ?", bounds[i])
-		}
-		query := "SELECT start_ns, end_ns, span, parent, name, CASE WHEN starts_with(name, 'nccl') THEN attrs END FROM {spans}" + part.where() + " ORDER BY start_ns, span LIMIT ?"
-		err := scan(ctx, v, query, append(part.args, rest), fill, func(rows []store.Span) error {
-			rest -= int64(len(rows))
-			return each(visit)(rows)
-		})
+	order := " ORDER BY start_ns, span"
+	if q.Limit > 0 {
+		// The first rows in the order of the files bound those by start. Rows arrive nearly by start, so there
+		// are few others to sort.
+		var last sql.NullInt64
+		err := v.each(ctx, "SELECT max(start_ns) FROM (SELECT start_ns FROM {spans}"+f.where()+" LIMIT ?)", append(slices.Clone(f.args), q.Limit),
+			func(r *sql.Rows) error { return r.Scan(&last) })
 		if err != nil {
 			return fmt.Errorf("scan scopes: %w", err)
 		}
+		if !last.Valid {
+			return nil
+		}
+		f.add("start_ns <= ?", last.Int64)
+		order += " LIMIT " + strconv.Itoa(q.Limit)
+	}
+	query := "SELECT start_ns, end_ns, span, parent, name, CASE WHEN starts_with(name, 'nccl') THEN attrs END FROM {spans}" + f.where() + order
+	if err := scan(ctx, v, query, f.args, fill, each(visit)); err != nil {
+		return fmt.Errorf("scan scopes: %w", err)
 	}
 	return nil
-}
-
-// maxSorted is the number of spans that a scan sorts in one statement. 4 M with their names need more
-// than the default limit of memory.
-const maxSorted = 1 << 20
-
-// startBounds returns times, in order, that divide the spans of a filter by their starts into parts of
-// about a size.
-func (v *view) startBounds(ctx context.Context, f *filter, size int64) (bounds []int64, err error) {
-	var n int64
-	err = v.each(ctx, "SELECT count(*) FROM {spans}"+f.where(), f.args, func(r *sql.Rows) error { return r.Scan(&n) })
-	parts := n/size + 1
-	if err != nil || parts == 1 {
-		return nil, err
-	}
-	shares := make([]string, parts-1)
-	for i := range shares {
-		shares[i] = strconv.FormatFloat(float64(i+1)/float64(parts), 'f', -1, 64)
-	}
-	query := "SELECT DISTINCT unnest(approx_quantile(start_ns, [" + strings.Join(shares, ", ") + "])) AS t FROM {spans}" + f.where() + " ORDER BY t"
-	err = v.each(ctx, query, f.args, func(r *sql.Rows) error {
-		var t int64
-		err := r.Scan(&t)
-		bounds = append(bounds, t)
-		return err
-	})
-	return bounds, err
 }
 
 // ScopeSums implements [store.Scanner].

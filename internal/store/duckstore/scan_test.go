@@ -42,7 +42,6 @@ func TestStore_ScanEqualsPages(t *testing.T) {
 	s := openTraining(t, 5)
 	info, err := s.Session(t.Context(), "", "training")
 	require.NoError(t, err)
-	s.maxSorted = 50 // so that scans of scopes take several statements
 	rng := rand.New(rand.NewPCG(1, 2))
 	for range 10 {
 		q := store.ScanQuery{Session: "training", Overlapping: rng.IntN(2) == 0, Places: rng.IntN(2) == 0}

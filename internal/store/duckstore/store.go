@@ -58,7 +58,6 @@ type Store struct {
 
 	gapTail, gapLag, gapPart, denseTail, smallTree, maxChained int64 // see the constants; tests change them
 	maxPartial                                                 int
-	maxSorted                                                  int64
 	maxRemembered                                              int64
 	maxTails                                                   int
 	directSessions                                             int
@@ -90,7 +89,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	s := &Store{cfg: cfg, dir: dir, sessions: map[sessionKey]*session{}, attached: map[*segment]struct{}{},
-		gapTail: gapTail, gapLag: gapLag, gapPart: maxGapPart, denseTail: denseTail, smallTree: smallTree, maxChained: maxChained, maxPartial: maxPartial, maxSorted: maxSorted, directSessions: directSessions, listedBacklog: listedBacklog, settleInterval: settleInterval,
+		gapTail: gapTail, gapLag: gapLag, gapPart: maxGapPart, denseTail: denseTail, smallTree: smallTree, maxChained: maxChained, maxPartial: maxPartial, directSessions: directSessions, listedBacklog: listedBacklog, settleInterval: settleInterval,
 		maxRemembered: maxRemembered, maxTails: maxTails, writers: map[*session]uint64{},
 		maxJournal: maxJournal, recent: map[sessionKey]time.Time{}, wake: make(chan struct{}, 1)}
 	s.released = sync.NewCond(&s.attach)
