@@ -208,11 +208,16 @@ func (s *Store) load(ctx context.Context) error {
 	return s.distrustGaps(ctx, logs)
 }
 
+// maxRebuilt is the number of spans up to which distrustChains lets the chains of a session be built again. That
+// needs all of them in memory, about 250 bytes each, and until then each answer does.
+const maxRebuilt = 1 << 20
+
 // distrustChains marks the chains of a session as stale after a disk may have lost the end of logs. Other
-// segments can have sums of the lost spans and chains.
+// segments can have sums of the lost spans and chains. In a session with more than maxRebuilt spans these stay,
+// so spans that a power failure lost and that arrive again count twice in sums of scopes.
 func (s *Store) distrustChains(ctx context.Context, sess *session, logs map[string]bool) error {
 	i := slices.IndexFunc(sess.segments, func(seg *segment) bool { return logs[seg.file] })
-	if i < 0 || len(sess.segments) == 1 || sess.stale() {
+	if i < 0 || len(sess.segments) == 1 || sess.stale() || sess.info.Counts["spans"] > s.maxRebuilt {
 		return nil
 	}
 	seg := sess.segments[i]
