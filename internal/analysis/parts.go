@@ -194,7 +194,8 @@ func (a *analysis) partsOf(ctx context.Context, k keeper, from, to int64) (list 
 			}
 			continue
 		case p.to > from:
-			// It may begin before the interval: keys of parts have sums of scopes at the bounds of parts.
+			// It may begin before the interval. With another first bound, the sums of scopes in the key of the next
+			// part would differ.
 			if err := plan(p.from); err != nil {
 				return nil, err
 			}
@@ -573,7 +574,7 @@ func (a *analysis) keptGroups(p *part, i int, part []byte) []byte {
 	all := map[string]*groups{}
 	for _, d := range a.order {
 		if d.groups != nil {
-			d.groups.bound(d.list.found(), max(leastCells, 4*maxCells/(i+1)))
+			d.groups.bound(d.list.found(), cellsOf(i))
 			all[d.id] = d.groups
 		}
 	}

@@ -21,9 +21,10 @@ const (
 	maxGroups = 2000
 	// partCells bounds the cells that are kept of a part for one device, at about 5 bytes each.
 	partCells = 1 << 16
-	// leastCells is the least bound of the cells of one series of a part. That of part i is 4 * maxCells / (i+1):
-	// with as many parts, cells of the session are at least four times as large as those of the part.
-	leastCells = 4
+	// leastCells is the least bound of the cells of one series of a part. That of part i is 4 * maxCells / (i+1): if
+	// a series is spread evenly over as many parts, its cells are at least four times as large as those of
+	// the part. A series that only late parts have keeps enough cells for a test.
+	leastCells = 32
 )
 
 // Profile is what a comparison needs of a session, without single operations. It is of the device with
@@ -298,6 +299,9 @@ func (d *device) step() int {
 	}
 	return len(d.list.list)
 }
+
+// cellsOf returns the most cells of a series that are kept of part i of a session.
+func cellsOf(i int) int { return max(leastCells, 4*maxCells/(i+1)) }
 
 // bound makes the cells of a part larger until each series has at most a number of them, and all series partCells.
 // Without the calls if there are steps, with which they are not needed.

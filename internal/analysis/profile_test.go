@@ -98,6 +98,18 @@ func TestGroups_Bound(t *testing.T) {
 	assert.Equal(t, Cell{26, 182}, g.Steps.Cells[7])
 }
 
+// TestGroups_LatePart has a kernel that only a late part of a session has. It keeps the cells that a test needs.
+func TestGroups_LatePart(t *testing.T) {
+	var x groups
+	g := x.group(ofName, "eval", &Group{})
+	for j := range 100_000 {
+		g.Calls.add(j, 1, 7)
+	}
+	x.bound(false, cellsOf(299))
+	assert.GreaterOrEqual(t, len(g.Calls.Cells), 12)
+	assert.LessOrEqual(t, len(g.Calls.Cells), leastCells)
+}
+
 func profileOf(t *testing.T, r *pages) *Profile {
 	t.Helper()
 	p, err := NewProfile(t.Context(), FromReader(r, "", "s"), Options{})
