@@ -122,7 +122,8 @@ func (a *activity) idle(d time.Duration) map[session]time.Time {
 	return found
 }
 
-// findUnsealed notes the sessions that an earlier process did not seal, and so did not analyse to their ends.
+// findUnsealed notes the sessions that an earlier process did not seal, and so did not analyse to their ends. It does
+// not find those that were sealed just before that process stopped and waited for their analysis.
 func (b *backend) findUnsealed(ctx context.Context) error {
 	list, err := b.unsealed(ctx)
 	if err != nil {

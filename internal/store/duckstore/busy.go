@@ -235,7 +235,7 @@ func (v *view) busyStarts(each eachFunc, device string, bins []int64) (map[int64
 	if err != nil {
 		return nil, err
 	}
-	// Between the wanted bins the database sums, over them this function.
+	// The database sums the bins between two wanted ones. The loop below accumulates these sums.
 	sums := map[key]busyState{}
 	err = each("SELECT t.bin, g.device, "+lowBits("g.sum_ns")+", max(g.reach_ns) FROM {gap_bins} g ASOF JOIN (SELECT unnest($1::BIGINT[]) AS bin) t ON g.bin < t.bin "+
 		"WHERE $2 IN ('', g.device) GROUP BY 1, 2", func(r *sql.Rows) error {

@@ -253,8 +253,8 @@ func (v *view) pageEnd(ctx context.Context, q *store.OpQuery, n int) (int64, err
 const sampleShare = 32
 
 // skipLess adds to a filter a value that all operations of a page of more than n by duration or queue time reach, if
-// one is known. All columns of most operations then need not be read. It is from the statistics, or that of a part
-// of the interval. By duration it is then made exact, which takes less time than to read more operations.
+// one is known. DuckDB then skips most operations. The bound comes from the statistics or, without them, from the
+// first part of the interval. By duration it is then made exact, which takes less time than to read more operations.
 func (v *view) skipLess(ctx context.Context, q *store.OpQuery, f *filter, n int) (err error) {
 	value, reach := "dur_ns", []string{"dur_ns >= ?"}
 	var least int64
