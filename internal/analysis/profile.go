@@ -21,9 +21,9 @@ const (
 	maxGroups = 2000
 	// partCells bounds the cells that are kept of a part for one device, at about 5 bytes each.
 	partCells = 1 << 16
-	// leastCells is the least bound of the cells of one series of a part. That of part i is 4 * maxCells / (i+1): if
-	// a series is spread evenly over as many parts, its cells are at least four times as large as those of
-	// the part. A series that only late parts have keeps enough cells for a test.
+	// leastCells is the least bound of the cells of one series of a part. That of part i is 4 * maxCells / (i+1).
+	// If a series is spread evenly over as many parts, its cells are at least four times as large. A series that
+	// only late parts have keeps enough cells for a test.
 	leastCells = 32
 )
 
