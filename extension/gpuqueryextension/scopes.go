@@ -112,7 +112,7 @@ const (
 	// more than maxIdleKernels kernels.
 	maxIdle, fewIdle = 10_000, 64
 	// maxIdleKernels is about the number of kernels that the store reads for it, and idleRange the interval
-	// around each bound of a [store.BusyQuery] whose kernels it reads. 150,000 take 0.1 s.
+	// around each bound of a [store.BusyQuery] whose kernels it reads. 200,000 take 0.12 s.
 	maxIdleKernels = 150_000
 	idleRange      = 1 << 24
 )

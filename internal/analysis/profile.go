@@ -122,8 +122,8 @@ func (s *Series) merge(o *Series, at, n int) {
 }
 
 // NewProfile reads a session. Where a store keeps parts of it, it reads these instead of the operations. The sums
-// are then the same, and cells of more than one repetition can differ by a part of a repetition. A session
-// without operations gives a profile without steps and groups.
+// are then the same, and a series can have fewer, larger cells. Cells of more than one repetition can also differ by
+// a part of one. A session without operations gives a profile without steps and groups.
 func NewProfile(ctx context.Context, src Source, o Options) (*Profile, error) {
 	o.profile = &profiler{}
 	result, err := Run(ctx, src, o)

@@ -256,19 +256,19 @@ const sampleShare = 32
 // one is known. DuckDB then skips most operations. The bound comes from the statistics or, without them, from the
 // first part of the interval. By duration it is then made exact, which takes less time than to read more operations.
 func (v *view) skipLess(ctx context.Context, q *store.OpQuery, f *filter, n int) (err error) {
-	value, reach := "dur_ns", []string{"dur_ns >= ?"}
+	value, conditions := "dur_ns", []string{"dur_ns >= ?"}
 	var least int64
 	if q.Sort == store.ByDuration {
 		least, err = v.shortest(ctx, q, n)
 	} else {
-		value, reach = queueSQL, []string{queueSQL + " >= ?"}
+		value, conditions = queueSQL, []string{queueSQL + " >= ?"}
 		// DuckDB skips rows by a column. The time from the launch to the start is at least a queue time that is
 		// the time from the end of the launch.
 		var others bool
 		err = v.each(ctx, "SELECT EXISTS(FROM {ops} WHERE queue_ns IS NOT NULL) OR EXISTS(FROM {ops} WHERE launch_dur_ns < 0)", nil,
 			func(r *sql.Rows) error { return r.Scan(&others) })
 		if !others {
-			reach = append(reach, "launch_lead_ns >= ?")
+			conditions = append(conditions, "launch_lead_ns >= ?")
 		}
 	}
 	// nth returns the value that more than n operations of a filter reach, 0 if there is none.
@@ -291,7 +291,7 @@ func (v *view) skipLess(ctx context.Context, q *store.OpQuery, f *filter, n int)
 	if err != nil || least <= 0 {
 		return err
 	}
-	for _, condition := range reach {
+	for _, condition := range conditions {
 		f.add(condition, least)
 	}
 	if q.Sort == store.ByDuration {
