@@ -54,7 +54,8 @@ type kernelGroup struct {
 	order   uint64
 }
 
-// kernelPart sums operations by some of lane, shape, site (or place), chain and bucket; the others are 0.
+// kernelPart sums operations by some of lane, shape, site (or place), chain and bucket; the others are 0. Without a
+// shape it has kernels only.
 type kernelPart struct {
 	lane, shape, place, chain uint32
 	bucket                    uint16
@@ -90,14 +91,23 @@ func (v *view) rollupParts(ctx context.Context, lane, path bool) ([]kernelPart, 
 	})
 }
 
-// rowParts reads the statistics of an interval from operations. The place of a part is an index in paths,
-// which is nil for statistics that are not by path.
-func (v *view) rowParts(ctx context.Context, lane bool, paths *pathsOfPlaces, from, to int64) ([]kernelPart, error) {
+// by selects what statistics are by, beside the path.
+type by struct{ lane, shape bool }
+
+// rowParts reads the statistics of an interval from operations, or of its kernels if they are not by shape. The
+// place of a part is an index in paths, which is nil for statistics that are not by path.
+func (v *view) rowParts(ctx context.Context, by by, paths *pathsOfPlaces, from, to int64) ([]kernelPart, error) {
 	var f filter
 	f.interval("start_ns", "", from, to, false)
-	columns := []string{"0::UINTEGER", "shape", "0::UINTEGER", "0::UINTEGER", bucketSQL}
-	if lane {
+	columns := []string{"0::UINTEGER", "0::UINTEGER", "0::UINTEGER", "0::UINTEGER", bucketSQL}
+	if by.lane {
 		columns[0] = "lane"
+	}
+	if by.shape {
+		columns[1] = "shape"
+	} else {
+		// Most of the time is that of the groups.
+		f.add("shape IN (SELECT id FROM {shapes} WHERE operation = 1)")
 	}
 	rows := "SELECT *, greatest(dur_ns, 0) AS d FROM {ops}" + f.where()
 	if paths != nil {
@@ -160,14 +170,14 @@ type partsByPath struct {
 
 // pathParts reads the statistics of an interval by path, or of the whole session. While chains are stale,
 // it reads operations.
-func (v *view) pathParts(ctx context.Context, lane bool, from, to int64) (p partsByPath, err error) {
+func (v *view) pathParts(ctx context.Context, by by, from, to int64) (p partsByPath, err error) {
 	if from == 0 && to == 0 && (!v.stale || v.dropped) {
-		if p.parts, err = v.rollupParts(ctx, lane, true); err == nil {
+		if p.parts, err = v.rollupParts(ctx, by.lane, true); err == nil {
 			p.paths, err = v.partPaths(ctx, p.parts)
 		}
 		return p, err
 	}
-	return cached(v, fmt.Sprint("paths ", lane, from, " ", to), func() (p partsByPath, n int, err error) {
+	return cached(v, fmt.Sprint("paths ", by, from, " ", to), func() (p partsByPath, n int, err error) {
 		of, err := v.placePaths(ctx, from, to)
 		if err != nil {
 			return p, 0, err
@@ -176,7 +186,7 @@ func (v *view) pathParts(ctx context.Context, lane bool, from, to int64) (p part
 		for i, names := range of.paths {
 			p.paths[where{place: uint32(i)}] = names
 		}
-		p.parts, err = v.rowParts(ctx, lane, of, from, to)
+		p.parts, err = v.rowParts(ctx, by, of, from, to)
 		return p, len(p.parts), err
 	})
 }
@@ -244,18 +254,18 @@ func (v *view) parts(ctx context.Context, query string, args []any) (out []kerne
 
 // kernelParts returns the statistics that a query needs, and their paths if the query has paths.
 func (v *view) kernelParts(ctx context.Context, q *store.KernelQuery) (parts []kernelPart, names map[where][]string, err error) {
-	byLane := q.Group == store.GroupLane
+	by := by{lane: q.Group == store.GroupLane, shape: q.Group == store.GroupName || q.Group == store.GroupShape || q.Text != ""}
 	switch {
 	case q.Group == store.GroupPath || q.Path != nil:
-		p, err := v.pathParts(ctx, byLane, q.From, q.To)
+		p, err := v.pathParts(ctx, by, q.From, q.To)
 		return p.parts, p.paths, err
 	case q.From != 0 || q.To != 0:
-		parts, err = cached(v, fmt.Sprint("kernels ", byLane, q.From, " ", q.To), func() ([]kernelPart, int, error) {
-			out, err := v.rowParts(ctx, byLane, nil, q.From, q.To)
+		parts, err = cached(v, fmt.Sprint("kernels ", by, q.From, " ", q.To), func() ([]kernelPart, int, error) {
+			out, err := v.rowParts(ctx, by, nil, q.From, q.To)
 			return out, len(out), err
 		})
 	default:
-		parts, err = v.rollupParts(ctx, byLane, false)
+		parts, err = v.rollupParts(ctx, by.lane, false)
 	}
 	return parts, nil, err
 }
@@ -285,8 +295,8 @@ func (v *view) kernels(ctx context.Context, q store.KernelQuery) ([]store.Kernel
 	groups := map[kernelKey]*kernelGroup{}
 	for _, p := range parts {
 		shape := orEmpty(shapes[p.shape])
-		if shape.Operation != store.OpKernel || !store.ContainsFold(shape.Name, q.Text) && !store.ContainsFold(shape.FullName, q.Text) ||
-			q.Path != nil && !below[p.where()] {
+		kernel := p.shape == 0 || shape.Operation == store.OpKernel && (store.ContainsFold(shape.Name, q.Text) || store.ContainsFold(shape.FullName, q.Text))
+		if !kernel || q.Path != nil && !below[p.where()] {
 			continue
 		}
 		var k kernelKey

@@ -165,7 +165,7 @@ func (v *view) nodes(ctx context.Context) ([]*scopeNode, error) {
 		n.WallNs += p.ns
 		n.buckets[p.bucket] += p.n
 	}
-	of, err := v.pathParts(ctx, false, 0, 0)
+	of, err := v.pathParts(ctx, by{shape: true}, 0, 0)
 	if err != nil {
 		return nil, err
 	}
