@@ -311,16 +311,17 @@ func (w *transaction) writeGaps(groups []*gapGroup) error {
 // newest denseTail kernels if none has arrived later. Lists have the newest kernels.
 func (s *Store) gapsUntil(sess *session, newest int64, lists ...[]gapKernel) int64 {
 	lag := s.gapLag
-	n := int64(0)
+	n, oldest := int64(0), int64(0) // kernels within the lag, and the age of the oldest one
 	for _, l := range lists {
 		for i := range l {
-			if l[i].start > newest-lag {
+			if age := newest - l[i].start; age < lag {
 				n++
+				oldest = max(oldest, age)
 			}
 		}
 	}
 	if n > s.denseTail {
-		lag = min(lag, max(lag*s.denseTail/n, 2*sess.late))
+		lag = min(lag, max(oldest/n*s.denseTail, 2*sess.late))
 	}
 	return max(newest-lag, 0) >> gapLevel << gapLevel
 }

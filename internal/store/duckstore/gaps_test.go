@@ -111,3 +111,27 @@ func TestStore_GapsAtBoundary(t *testing.T) {
 		}
 	}
 }
+
+// TestStore_GapsUntil has many kernels in a tenth of the lag.
+func TestStore_GapsUntil(t *testing.T) {
+	s := &Store{gapLag: gapLag, denseTail: 1000}
+	var list []gapKernel
+	for i := range int64(4000) {
+		list = append(list, gapKernel{start: 1e18 + i*gapLag/40_000})
+	}
+	newest := list[len(list)-1].start
+	tail := func(late int64) (n int) {
+		to := s.gapsUntil(&session{late: late}, newest, list[:3000], list[3000:])
+		for _, k := range list {
+			if k.start >= to {
+				n++
+			}
+		}
+		return n
+	}
+	bin := 40_000 >> (30 - gapLevel)
+	assert.InDelta(t, 1000+bin/2, tail(0), float64(bin/2+1))
+	assert.InDelta(t, 2000+bin/2, tail(gapLag/40), float64(bin/2+1), "late kernels")
+	s.denseTail = 4000
+	assert.Equal(t, 4000, tail(0))
+}
