@@ -115,8 +115,10 @@ func (v *view) busyBefore(ctx context.Context, q *store.BusyQuery, times []int64
 		return err
 	}
 	var bins []int64
+	ends := map[int64]int64{} // the last time in each bin; no kernel after it is needed
 	for _, t := range times {
 		bins = append(bins, w.binOf(t))
+		ends[w.binOf(t)] = t
 	}
 	bins = slices.Compact(bins)
 	devices, err := v.busyDevices(rows, q.Device)
@@ -144,7 +146,7 @@ func (v *view) busyBefore(ctx context.Context, q *store.BusyQuery, times []int64
 			if b == w.tail {
 				ranges = append(ranges, [2]int64{late, math.MaxInt64})
 			} else {
-				ranges = append(ranges, [2]int64{b << gapLevel, (b + 1) << gapLevel})
+				ranges = append(ranges, [2]int64{b << gapLevel, ends[b]})
 			}
 		}
 		type kernel struct {
@@ -237,8 +239,9 @@ func (v *view) busyStarts(each eachFunc, device string, bins []int64) (map[int64
 	}
 	// The database sums the bins between two wanted ones. The loop below accumulates these sums.
 	sums := map[key]busyState{}
-	err = each("SELECT t.bin, g.device, "+lowBits("g.sum_ns")+", max(g.reach_ns) FROM {gap_bins} g ASOF JOIN (SELECT unnest($1::BIGINT[]) AS bin) t ON g.bin < t.bin "+
-		"WHERE $2 IN ('', g.device) GROUP BY 1, 2", func(r *sql.Rows) error {
+	// Bins are joined before their rows, because DuckDB sorts both sides of an ASOF JOIN.
+	err = each("WITH t AS (SELECT b.bin AS of, t.bin FROM (SELECT DISTINCT bin FROM {gap_bins}) b ASOF JOIN (SELECT unnest($1::BIGINT[]) AS bin) t ON b.bin < t.bin) "+
+		"SELECT t.bin, device, "+lowBits("sum_ns")+", max(reach_ns) FROM {gap_bins} g JOIN t ON t.of = g.bin WHERE $2 IN ('', device) GROUP BY 1, 2", func(r *sql.Rows) error {
 		var k key
 		var x busyState
 		err := r.Scan(&k.bin, &k.device, wrapped{&x.idle}, &x.reach)
