@@ -405,10 +405,11 @@ func copyNew(from, to string) error {
 	return err
 }
 
-// copyRows copies the tables of a view into an attached file.
+// copyRows copies the tables of a view into an attached file, except top_ops: its rows of several segments are not
+// those of all.
 func (v *view) copyRows(ctx context.Context, alias string) error {
 	for _, t := range slices.Concat(rowTables[:], dictTables[:], rollupTables[:], []string{pathTable}) {
-		if v.dropped && (t == "ops" || t == "samples") {
+		if t == "top_ops" || v.dropped && (t == "ops" || t == "samples") {
 			continue
 		}
 		var parts []string

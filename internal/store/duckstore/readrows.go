@@ -70,9 +70,9 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 	value, order := "start_ns", "start_ns, span"
 	switch q.Sort {
 	case store.ByDuration:
-		value = "greatest(dur_ns, 0)"
+		value = durationSQL
 	case store.ByQueue:
-		value = "coalesce(" + queueSQL + ", -9223372036854775808)"
+		value = queueOrderSQL
 	}
 	if q.Sort != store.ByStart {
 		order = value + " DESC, " + order
@@ -85,19 +85,10 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 				a.Value, a.Value, a.StartNs, a.StartNs, u64(a.Span))
 		}
 	}
-	var end int64
-	if q.Sort == store.ByStart {
-		end, err = v.pageEnd(ctx, &q, n)
-	} else {
-		err = v.skipLess(ctx, &q, &f, n)
-	}
-	if err != nil {
-		return store.OpPage{}, fmt.Errorf("read operations: %w", err)
-	}
 	page := store.OpPage{Shapes: map[uint32]*store.Shape{}}
-	read := func(f filter) error {
+	read := func(rows string, f filter) error {
 		page.Rows = page.Rows[:0]
-		return v.each(ctx, "SELECT "+opColumns+" FROM {ops}"+f.where()+" ORDER BY "+order+" LIMIT ?", append(f.args, n+1),
+		return v.each(ctx, "SELECT "+opColumns+" FROM "+rows+f.where()+" ORDER BY "+order+" LIMIT ?", append(f.args, n+1),
 			func(r *sql.Rows) error {
 				var o store.OpRow
 				err := scanOp(r, &o.Op)
@@ -105,13 +96,30 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 				return err
 			})
 	}
+	var end int64
+	switch {
+	case q.Sort == store.ByStart:
+		end, err = v.pageEnd(ctx, &q, n)
+	case !v.few(q.From, q.To):
+		if rows, bound := v.topOps(value); rows != "" {
+			top := f
+			top.add(value + " > " + bound)
+			err = read(rows, top)
+		}
+		if err == nil && len(page.Rows) <= n {
+			err = v.skipLess(ctx, &q, &f, n)
+		}
+	}
+	if err != nil {
+		return store.OpPage{}, fmt.Errorf("read operations: %w", err)
+	}
 	if end > 0 {
 		near := f
 		near.add("start_ns < ?", end)
-		err = read(near)
+		err = read("{ops}", near)
 	}
 	if err == nil && len(page.Rows) <= n { // also if the cursor excludes rows that pageEnd counted
-		err = read(f)
+		err = read("{ops}", f)
 	}
 	if err == nil {
 		if page.More = len(page.Rows) > n; page.More {
@@ -247,6 +255,20 @@ func (v *view) pageEnd(ctx context.Context, q *store.OpQuery, n int) (int64, err
 		return end, nil
 	}
 	return 0, nil
+}
+
+// fewOps is about the number of operations of an interval up to which all are read for a page by value: to find a
+// bound first takes twice the time, because a condition for a path is a join.
+const fewOps = 1 << 21
+
+// few reports whether an interval probably has few operations.
+func (v *view) few(from, to int64) bool {
+	v.s.mu.RLock()
+	defer v.s.mu.RUnlock()
+	i := &v.sess.info
+	first, last := max(from, i.FirstNs), min(cmp.Or(to, i.LastNs), i.LastNs)
+	share := float64(max(last-first, 0)) / float64(max(i.LastNs-i.FirstNs, 1))
+	return share*float64(i.Counts["ops"]) <= float64(v.s.fewOps)
 }
 
 // sampleShare is the share of the interval of a page in which skipLess looks for a first bound.

@@ -49,6 +49,7 @@ type rollup struct {
 	siteOf map[store.Place]uint32 // index in sites
 	places map[uint32]uint32      // index in sites, by id of a place
 	chains map[chainBucket]*chainSum
+	tops   int // rows of top_ops
 }
 
 type lodKey struct {
@@ -174,7 +175,7 @@ func (r *rollup) add(o *store.Op, shape *store.Shape, parent store.SpanID, laneI
 
 // rows returns the numbers of rows, by table.
 func (r *rollup) rows() mergeCounts {
-	return mergeCounts{len(r.lod), len(r.stats), len(r.scopes), len(r.chains), len(r.lanes), 0, len(r.stacks)}
+	return mergeCounts{len(r.lod), len(r.stats), len(r.scopes), len(r.chains), len(r.lanes), 0, len(r.stacks), r.tops}
 }
 
 // writeRollup appends the rows of the rollup and the summary.
@@ -369,7 +370,11 @@ var mergeTables = [...]struct{ table, query string }{
 	{"lane_sums", "SELECT lane, sum(n)::BIGINT, " + signed("busy_ns") + ", min(first_ns), max(last_ns) FROM {lane_sums} GROUP BY 1"},
 	{"chains", "SELECT id, max(seq), arg_max(anchor, seq), arg_max(key, seq), arg_max(depth, seq), arg_max(state, seq) FROM {chains} GROUP BY 1"},
 	{"stack_sums", "SELECT site, chain, stack, shape, sum(n)::BIGINT, " + signed("sum_ns") + " FROM {placed} GROUP BY 1, 2, 3, 4"},
+	topTable: {"top_ops", ""}, // see topOpsSQL
 }
+
+// topTable is the index of top_ops.
+const topTable = 7
 
 // placedSQL is the rows of a table whose sites have the chains of their parents, as far as these are known.
 func placedSQL(table string) string {
@@ -391,10 +396,17 @@ const topSQL = "arg_min({'d': top_ns, 'shape': top_shape, 's': top_start, 'k': t
 func (s *Store) mergeRollups(ctx context.Context, sess *session, seg *segment, all bool) error {
 	v := view{s: s, segments: []*segment{seg}}
 	for i, m := range mergeTables {
-		if n := seg.partial[i] - seg.merged[i]; n == 0 || !all && n < max(s.maxPartial, min(seg.merged[i], mergeFactor*s.maxPartial)) {
+		query, table := m.query, "{"+m.table+"}"
+		if i == topTable {
+			query = topOpsSQL(table, s.keptTop)
+		}
+		n := seg.partial[i] - seg.merged[i]
+		switch {
+		case i == topTable && seg.partial[i] == 0 && seg.ops >= s.fewOps && seg.ops < maxTopFill:
+			query = topOpsSQL("{ops}", s.keptTop)
+		case n == 0 || !all && n < max(s.maxPartial, min(seg.merged[i], mergeFactor*s.maxPartial)):
 			continue
 		}
-		query, table := m.query, "{"+m.table+"}"
 		if strings.Contains(query, "{placed}") {
 			if sess.id != "" && !sess.stale() {
 				// Another segment may have a chain.
@@ -421,7 +433,11 @@ func (s *Store) mergeRollups(ctx context.Context, sess *session, seg *segment, a
 			return err
 		}
 		seg.merged[i] = seg.partial[i]
-		if sess.chains == nil || query == m.query {
+		if i == topTable {
+			seg.least = nil
+			seg.topped.Store(true)
+		}
+		if sess.chains == nil || !strings.Contains(m.query, "{placed}") {
 			continue
 		}
 		err = s.each(ctx, "SELECT DISTINCT chain FROM "+seg.alias+"."+m.table, nil, func(r *sql.Rows) error {
@@ -435,6 +451,9 @@ func (s *Store) mergeRollups(ctx context.Context, sess *session, seg *segment, a
 		if err != nil {
 			return err
 		}
+	}
+	if seg.least == nil && seg.topped.Load() {
+		return s.findLeast(ctx, seg)
 	}
 	return nil
 }

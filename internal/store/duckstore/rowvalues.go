@@ -5,6 +5,7 @@
 package duckstore
 
 import (
+	"database/sql/driver"
 	"math"
 	"strings"
 
@@ -165,8 +166,12 @@ func (w *transaction) op(b *store.Batch, o *store.Op) error {
 	if fromLaunch {
 		queue = store.Int{}
 	}
-	return w.append("ops", o.StartNs, o.EndNs-o.StartNs, uint64(o.Span), ids[0], ids[1], ids[2], ids[3], ids[4], ids[5],
-		intOf(lead), intOf(dur), intOf(queue), intOf(o.Correlation), intOf(o.Bytes), intOf(o.Address), o.Estimated, fromLaunch)
+	values := []driver.Value{o.StartNs, o.EndNs - o.StartNs, uint64(o.Span), ids[0], ids[1], ids[2], ids[3], ids[4], ids[5],
+		intOf(lead), intOf(dur), intOf(queue), intOf(o.Correlation), intOf(o.Bytes), intOf(o.Address), o.Estimated, fromLaunch}
+	if err := w.keepTop(o, values); err != nil {
+		return err
+	}
+	return w.append("ops", values...)
 }
 
 func (w *transaction) span(b *store.Batch, p *store.Span, chain uint32) error {

@@ -26,7 +26,17 @@ var versions = []version{
 		"CREATE TABLE {db}.old AS FROM {db}.stats", "DROP TABLE {db}.stats", stats3, "INSERT INTO {db}.stats SELECT *, 0 FROM {db}.old",
 		"DROP TABLE {db}.old", stacks3, "INSERT INTO {db}.meta VALUES ('" + coarse + "', '1')",
 	}},
+	{schema: schema4, migrate: []string{topOps4}},
 }
+
+// schema4 has copies of the first operations by duration and by queue time (see top.go).
+var schema4 = schema3 + topOps4
+
+const topOps4 = `CREATE TABLE {db}.top_ops (start_ns BIGINT, dur_ns BIGINT, span UBIGINT, lane UINTEGER, shape UINTEGER,
+  place UINTEGER, stack UINTEGER, origin UINTEGER, extra UINTEGER, launch_lead_ns BIGINT,
+  launch_dur_ns BIGINT, queue_ns BIGINT, correlation BIGINT, bytes BIGINT, address BIGINT,
+  estimated BOOLEAN, queue_from_launch BOOLEAN);
+`
 
 // schema3 sums up operations by chains, kernels by host stacks, and the timeline by a finer level. Folds has
 // the patterns of names that have one path together (see store.Folds).
@@ -127,7 +137,7 @@ CREATE TABLE {db}.summaries (first_ns BIGINT, last_ns BIGINT, counts BIGINT[], n
 
 var dictTables = [...]string{"origins", "extras", "lanes", "shapes", "places", "stacks", "series", "sites"}
 
-var rollupTables = [...]string{"chains", "span_sums", "lod", "long_ops", "stats", "stack_sums", "scope_sums", "lane_sums", "gap_bins", "gaps", "summaries", "folds"}
+var rollupTables = [...]string{"chains", "span_sums", "lod", "long_ops", "stats", "stack_sums", "scope_sums", "lane_sums", "gap_bins", "gaps", "summaries", "folds", "top_ops"}
 
 // pathTable has ids of paths. It is neither a dictionary nor a rollup.
 const pathTable = "paths"

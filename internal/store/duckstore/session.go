@@ -348,6 +348,7 @@ func (s *Store) addLoaded(file string, info *segmentInfo) error {
 		gapBin: info.GapBin, gapOps: info.Summary.Counts["ops"], stale: info.Meta[staleChains] == "1", coarse: info.Meta[coarse] == "1",
 		traces: info.Traces,
 	}
+	seg.topped.Store(info.Partial[topTable] > 0)
 	seg.gapTail.forget(seg.newest[0])
 	sess.info.add(&seg.summary)
 	sess.pinned = sess.pinned || info.Meta["pinned"] == "1"

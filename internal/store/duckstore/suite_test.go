@@ -43,9 +43,10 @@ func runSuite(t *testing.T, journal bool, scenarios ...string) {
 			s.write.Unlock()
 		}
 		s.write.Lock()
+		s.keptTop = 20
 		switch stores.Add(1) % 4 {
 		case 0, 1:
-			s.gapTail, s.gapLag, s.gapPart, s.maxChained, s.maxTails, s.maxPartial = 20, 1e6, 30, 30, 20, 100
+			s.gapTail, s.gapLag, s.gapPart, s.maxChained, s.maxTails, s.maxPartial, s.fewOps = 20, 1e6, 30, 30, 20, 100, 10
 		case 2:
 			s.maxRemembered = 100
 			s.gapTail, s.denseTail = 20, 30

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+//go:build cgo && unix
+
+package duckstore
+
+import (
+	"context"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+// TestStore_TopOps compares pages of a store with those of one that keeps no top_ops. Durations grow, many are
+// equal, and late operations change the first segment.
+func TestStore_TopOps(t *testing.T) {
+	ctx := context.Background()
+	r := rand.New(rand.NewPCG(1, 2))
+	cfg := Config{Directory: t.TempDir(), SegmentOps: 300}
+	tune := func(s *Store) *Store {
+		s.keptTop, s.fewOps, s.maxPartial = 20, 60, 100
+		return s
+	}
+	got, want := tune(openStore(t, cfg)), openStore(t, Config{Directory: t.TempDir()})
+	pages := func(s *Store, q store.OpQuery) (all [][]store.OpRow) {
+		for range 4 {
+			page, err := s.Ops(ctx, q)
+			require.NoError(t, err)
+			for i := range page.Rows {
+				o := &page.Rows[i] // ids of dictionaries depend on the store
+				*o = store.OpRow{Op: store.Op{StartNs: o.StartNs, EndNs: o.EndNs, Span: o.Op.Span, QueueNs: o.QueueNs}}
+			}
+			if all = append(all, page.Rows); !page.More {
+				break
+			}
+			last := &page.Rows[len(page.Rows)-1]
+			q.After = &store.OpCursor{Value: last.EndNs - last.StartNs, StartNs: last.StartNs, Span: last.Op.Span}
+			if q.Sort == store.ByQueue {
+				q.After.Value = -1 << 63
+				if last.QueueNs.OK {
+					q.After.Value = last.QueueNs.V
+				}
+			}
+		}
+		return all
+	}
+	queries := func() (list []store.OpQuery) {
+		for _, sort := range []store.OpSort{store.ByDuration, store.ByQueue} {
+			for _, limit := range []int{3, 15, 50} {
+				list = append(list, store.OpQuery{Session: "a", Sort: sort, Limit: limit}, store.OpQuery{Session: "a", Sort: sort, Limit: limit, Name: "gemm"},
+					store.OpQuery{Session: "a", Sort: sort, Limit: limit, Name: "other"}, store.OpQuery{Session: "a", Sort: sort, Limit: limit, To: 1e18 + 5e6})
+			}
+		}
+		return list
+	}
+	for i := range int64(24) {
+		b := batch("a", 1e18+i*1e6, 50)
+		if i%7 == 6 {
+			b = batch("a", 1e18+3e5+i, 50)
+		}
+		b.Shapes = append(b.Shapes, store.Shape{Key: 4, Operation: store.OpKernel, Name: "other"})
+		for j := range b.Ops {
+			o := &b.Ops[j]
+			o.EndNs, o.QueueNs = o.StartNs+r.Int64N(30)+i, store.Int{}
+			if r.IntN(4) > 0 {
+				o.QueueNs = store.Some(r.Int64N(1000) - 20)
+			}
+			o.Shape = 1 + r.Uint32N(2)
+		}
+		write(t, got, b)
+		write(t, want, b)
+		for _, q := range queries() {
+			if i > 2 && i%5 != 0 {
+				break
+			}
+			require.Equal(t, pages(want, q), pages(got, q), "write %d: %+v", i, q)
+		}
+		if i == 15 {
+			require.NoError(t, got.Close(ctx))
+			got = tune(openStore(t, cfg))
+		}
+	}
+	require.NoError(t, got.Seal(ctx, "", "a"))
+	// The first page needs no other rows. A page after the kept ones does.
+	q := store.OpQuery{Session: "a", Sort: store.ByDuration, Limit: 15}
+	expected := pages(want, q)[0]
+	sess := got.sessions[sessionKey{"", "a"}]
+	require.Greater(t, len(sess.segments), 2)
+	for _, seg := range sess.segments[:len(sess.segments)-1] {
+		assert.True(t, seg.topped.Load())
+		assert.Less(t, seg.partial[topTable], 120)
+		require.NoError(t, got.acquire(ctx, seg))
+		_, err := got.db.ExecContext(ctx, "DELETE FROM "+seg.alias+".ops")
+		got.release(seg)
+		require.NoError(t, err)
+	}
+	assert.Equal(t, expected, pages(got, q)[0])
+	q.Limit = 1000
+	assert.NotEqual(t, pages(want, q), pages(got, q))
+}
