@@ -69,6 +69,9 @@ func (b *backend) keepParts(ctx context.Context, s session, ops int64, last bool
 		return
 	}
 	of := b.jobOf(&info)
+	if u.Missing {
+		u.Devices = nil
+	}
 	for i := range u.Devices {
 		d := &u.Devices[i]
 		state := func(name string, ns int64) {

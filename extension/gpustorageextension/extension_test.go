@@ -236,6 +236,28 @@ func TestBackend_Analyses(t *testing.T) {
 	assert.InDelta(t, 39*6e-4, seconds["host"]+seconds["launch"]+seconds["latency"], 1e-9)
 }
 
+// TestBackend_AnalysesMissingWork expects no metrics of a session that was recorded for a part of the time.
+func TestBackend_AnalysesMissingWork(t *testing.T) {
+	g, tel := start(t, t.TempDir(), nil)
+	b := g.backends["a"]
+	missing := training("missing", 1e18, 4e5)
+	missing.Logs = []store.Log{{UID: store.UID{1}, TimeNs: 1e18 + 1, Event: semconv.EventCUDACapture, Origin: 1, Attrs: store.Attrs{
+		{Key: semconv.CUDACaptureRecordedRatio, Value: store.Value{Kind: store.KindDouble, Double: 0.2}},
+	}}}
+	_, err := b.Write(t.Context(), []*store.Batch{missing})
+	require.NoError(t, err)
+	b.keepParts(t.Context(), session{"", "missing"}, 40, true)
+	_, err = tel.GetMetric("otelcol_extension_gpu_storage_device_time")
+	require.Error(t, err)
+	_, err = tel.GetMetric("otelcol_extension_gpu_storage_steps")
+	require.Error(t, err)
+
+	_, err = b.Write(t.Context(), []*store.Batch{training("whole", 1e18, 4e5)})
+	require.NoError(t, err)
+	b.keepParts(t.Context(), session{"", "whole"}, 40, true)
+	assert.Equal(t, int64(10), value(t, tel, "extension_gpu_storage_steps"))
+}
+
 // TestBackend_Regressions compares ended sessions with a baseline.
 func TestBackend_Regressions(t *testing.T) {
 	g, tel := start(t, t.TempDir(), nil)

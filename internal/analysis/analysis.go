@@ -20,7 +20,7 @@ type Options struct {
 	From, To int64
 	// Deadline ends the analysis early: the result is then of the operations read until then.
 	Deadline time.Time
-	// NoSteps skips the search for steps, which reads more than a short interval.
+	// NoSteps skips the search for steps, which reads more than a short interval, and for missing work.
 	NoSteps bool
 
 	profile *profiler // adds up groups if it is not nil
@@ -94,7 +94,10 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 	result.Complete = err == nil
 	a.addSteps(result, rule, name)
 	result.Findings = findings(result)
-	return result, nil
+	if o.NoSteps {
+		return result, nil
+	}
+	return result, result.addMissing(ctx, src, last-first)
 }
 
 // sweep adds the operations that start in an interval, at the begin of the analysis also those that

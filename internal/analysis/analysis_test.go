@@ -94,6 +94,11 @@ type pages struct {
 	ops         []store.OpRow
 	spans       []store.SpanRow
 	first, last int64
+
+	captures   []store.Attrs
+	points     map[string][]store.Point // by metric, one for each series
+	metric     string
+	operations int64
 }
 
 func (p *program) reader() *pages {
@@ -108,7 +113,7 @@ func (p *program) reader() *pages {
 }
 
 func (r *pages) Session(context.Context, string, string) (store.SessionInfo, error) {
-	return store.SessionInfo{FirstNs: r.first, LastNs: r.last}, nil
+	return store.SessionInfo{FirstNs: r.first, LastNs: r.last, Counts: map[string]int64{"ops": r.operations}}, nil
 }
 
 func (r *pages) Ops(_ context.Context, q store.OpQuery) (store.OpPage, error) {

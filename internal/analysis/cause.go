@@ -27,7 +27,8 @@ const (
 	Latency
 	// NothingQueued is time after the last operation of the interval.
 	NothingQueued
-	// Unknown is time before an operation whose launch times are not recorded.
+	// Unknown is time before an operation whose launch times are not recorded, and all idle time if work is
+	// missing: see Result.MissingShare.
 	Unknown
 
 	numCauses
@@ -61,7 +62,7 @@ var causeTexts = [numCauses]string{
 	Queued:        "queued: launched, but waiting for other work or an event",
 	Latency:       "latency: from the launch or earlier work to the start",
 	NothingQueued: "nothing queued: no operation follows",
-	Unknown:       "unknown: launch times are not recorded",
+	Unknown:       "unknown: launch times or operations are not recorded",
 }
 
 // String returns the name of the cause in JSON.

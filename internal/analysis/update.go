@@ -15,6 +15,9 @@ type Update struct {
 	// Devices are the time of each device that no earlier call had, by id. Rows that arrived late can make
 	// a time negative.
 	Devices []DeviceTime
+	// Missing says that the session lacks work, see Result.MissingShare. The times are then not those of the
+	// program.
+	Missing bool
 
 	last bool
 	rest []DeviceTime // of what follows the parts
@@ -43,6 +46,14 @@ func KeepParts(ctx context.Context, r store.Reader, project, session string, las
 	return keepParts(ctx, k, last)
 }
 
+func (u *Update) run(ctx context.Context, src Source, o Options) error {
+	r, err := runWith(ctx, src, o, u)
+	if err == nil {
+		u.Missing = r.MissingShare > 0
+	}
+	return err
+}
+
 // restName is the kept value with the rest that the last update had.
 const restName = "rest"
 
@@ -52,7 +63,7 @@ func keepParts(ctx context.Context, k keeper, last bool) (*Update, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := runWith(ctx, k, Options{}, u); err != nil {
+	if err := u.run(ctx, k, Options{}); err != nil {
 		return nil, err
 	}
 	if !last && len(u.Devices) == 0 {
