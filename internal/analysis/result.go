@@ -169,8 +169,8 @@ type Bound string
 // Bounds, in the order in which they are tested, on the active interval. Host causes are sync,
 // allocator, copy_call, slow_launch, launch and host.
 const (
-	// BoundUnknown: no kernels, or the launch times of most idle time are unknown, and the device is
-	// busy for less than [DeviceBusy] of the time.
+	// BoundUnknown: there are no kernels. Or the device is busy for less than [DeviceBusy] of the time, and
+	// most idle time is unknown or nothing was queued in it.
 	BoundUnknown Bound = "unknown"
 	// BoundDevice: busy for at least [DeviceBusy] of the time.
 	BoundDevice Bound = "device"
@@ -195,9 +195,9 @@ func (p *Parts) bound() Bound {
 	i := &p.Idle
 	launch := i[Launch] + i[Latency] + i[SlowLaunch]
 	host := i[Sync] + i[Allocator] + i[CopyCall] + i[Host]
-	other := i[Queued] + i[NothingQueued] + i[StartUp]
-	switch most := max(launch, host, other, i[Unknown]); most {
-	case i[Unknown]:
+	other := i[Queued] + i[StartUp]
+	switch most := max(launch, host, other, i[Unknown], i[NothingQueued]); most {
+	case i[Unknown], i[NothingQueued]:
 		return BoundUnknown
 	case launch:
 		return BoundLaunch
