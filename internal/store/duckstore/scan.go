@@ -166,10 +166,17 @@ func fillOp(o *store.OpRow, values []driver.Value) error {
 	return nil
 }
 
-// scopesOf selects the scopes of a scan.
-func (f *filter) scopesOf(q *store.ScanQuery) {
+// scopesOf selects the scopes of a scan from the table that it returns. Those that start before the interval
+// have a selection of their own, because DuckDB skips no blocks of rows for a condition with OR.
+func (f *filter) scopesOf(q *store.ScanQuery) (table string) {
 	f.add("operation = ?", semconv.CUDAOperationScope)
-	f.interval("start_ns", "greatest(start_ns, end_ns)", q.From, q.To, q.Overlapping)
+	if !q.Overlapping || q.From == 0 {
+		f.interval("start_ns", "", q.From, q.To, false)
+		return "{spans}"
+	}
+	f.args = append([]any{q.From, q.From, q.From}, f.args...)
+	f.interval("start_ns", "", 0, q.To, false)
+	return "(SELECT * FROM {spans} WHERE start_ns >= ? UNION ALL SELECT * FROM {spans} WHERE start_ns < ? AND end_ns > ?)"
 }
 
 // ScanScopes implements [store.Scanner].
@@ -179,7 +186,7 @@ func (s *Store) ScanScopes(ctx context.Context, q store.ScanQuery, prefixes []st
 		return err
 	}
 	defer v.close()
-	f.scopesOf(&q)
+	table := f.scopesOf(&q)
 	if len(prefixes) > 0 {
 		f.add("len(list_filter(?::VARCHAR[], lambda p: starts_with(name, p))) > 0", prefixes)
 	}
@@ -203,7 +210,7 @@ func (s *Store) ScanScopes(ctx context.Context, q store.ScanQuery, prefixes []st
 		// The first rows in the order of the files bound those by start. Rows arrive nearly by start, so there
 		// are few others to sort.
 		var last sql.NullInt64
-		err := v.each(ctx, "SELECT max(start_ns) FROM (SELECT start_ns FROM {spans}"+f.where()+" LIMIT ?)", append(slices.Clone(f.args), q.Limit),
+		err := v.each(ctx, "SELECT max(start_ns) FROM (SELECT start_ns FROM "+table+f.where()+" LIMIT ?)", append(slices.Clone(f.args), q.Limit),
 			func(r *sql.Rows) error { return r.Scan(&last) })
 		if err != nil {
 			return fmt.Errorf("scan scopes: %w", err)
@@ -214,7 +221,7 @@ func (s *Store) ScanScopes(ctx context.Context, q store.ScanQuery, prefixes []st
 		f.add("start_ns <= ?", last.Int64)
 		order += " LIMIT " + strconv.Itoa(q.Limit)
 	}
-	query := "SELECT start_ns, end_ns, span, parent, name, CASE WHEN starts_with(name, 'nccl') THEN attrs END FROM {spans}" + f.where() + order
+	query := "SELECT start_ns, end_ns, span, parent, name, CASE WHEN starts_with(name, 'nccl') THEN attrs END FROM " + table + f.where() + order
 	if err := scan(ctx, v, query, f.args, fill, each(visit)); err != nil {
 		return fmt.Errorf("scan scopes: %w", err)
 	}
@@ -228,11 +235,11 @@ func (s *Store) ScopeSums(ctx context.Context, q store.ScanQuery, shift uint8, v
 		return err
 	}
 	defer v.close()
-	f.scopesOf(&q)
+	table := f.scopesOf(&q)
 	bins := func(time, starts, ends string) string {
 		return "SELECT " + time + " >> " + strconv.Itoa(int(shift)) + " AS bin, " + starts + " AS x, " + ends + " AS y FROM h"
 	}
-	query := "WITH h AS MATERIALIZED (SELECT start_ns, greatest(start_ns, end_ns) AS e, hash(start_ns, end_ns, span, parent, name) AS h FROM {spans}" + f.where() +
+	query := "WITH h AS MATERIALIZED (SELECT start_ns, greatest(start_ns, end_ns) AS e, hash(start_ns, end_ns, span, parent, name) AS h FROM " + table + f.where() +
 		") SELECT bin, bit_xor(x), bit_xor(y) FROM (" + bins("start_ns", "h", "0::UBIGINT") + " UNION ALL " + bins("e", "0::UBIGINT", "h") + ") GROUP BY 1 ORDER BY 1"
 	err = scan(ctx, v, query, f.args, func(x *store.ScopeSum, values []driver.Value) error {
 		bin, ok1 := values[0].(int64)
