@@ -119,8 +119,8 @@ func (l *stepList) merge(o *stepList) {
 		}
 	}
 	if !full {
-		for _, name := range slices.Sorted(maps.Keys(o.totals)) {
-			l.total(name, o.totals[name])
+		for _, x := range o.totals {
+			l.totals.add(x.name, x.ns)
 		}
 	}
 }
