@@ -35,10 +35,6 @@ const (
 	partShift = 28
 	// partVersion changes with the format of parts and with the rules of the analysis.
 	partVersion = 4
-	// partBins is the most bins of a query for numbers of operations.
-	partBins = 4000
-	// coarserBins is the power of 2 from one unit of such queries to the next larger one.
-	coarserBins = 12
 )
 
 // keeper is a source that keeps parts.
@@ -57,9 +53,9 @@ type keeper interface {
 	scopeSums(ctx context.Context, from, to int64, visit func(*store.ScopeSum) error) error
 	// operations returns the number of operations of the session.
 	operations(ctx context.Context) (int64, error)
-	// bins returns the numbers of operations that start in each unit of an interval of at most partBins
-	// units. The unit is the grid times a power of 2, and divides the bounds.
-	bins(ctx context.Context, from, to, unit int64) ([]int64, error)
+	// counts calls visit with the number of operations that start in each unit of the grid, without empty ones,
+	// by time. The bounds are on the grid.
+	counts(ctx context.Context, from, to int64, visit func(*store.OpCount) error) error
 }
 
 // scanned is a source that scans. All intervals must be of about one part.
@@ -94,64 +90,18 @@ func parsePart(name string) (p part, ok bool) {
 	return p, err == nil && n == 3 && p.named() == name && p.from >= 0 && p.to > p.from && p.to <= store.MaxTimeNs
 }
 
-// eachBin calls visit for each unit of the grid of an interval in which operations start, with their number.
-// It skips long times without operations: one row with a wrong time can make a session decades long.
-func eachBin(ctx context.Context, k keeper, from, to int64, visit func(at, ops int64)) error {
-	_, unit := k.partSize()
-	for (to-from)/unit > partBins {
-		unit <<= coarserBins
-	}
-	return eachUnit(ctx, k, from, to, unit, visit)
-}
-
-// eachUnit is eachBin for an interval whose units with operations are found first.
-func eachUnit(ctx context.Context, k keeper, from, to, unit int64, visit func(at, ops int64)) error {
-	_, grid := k.partSize()
-	begin, last := int64(-1), (to+unit-1)/unit*unit
-	finer := func(end int64) error {
-		start := max(begin, from)
-		begin = -1
-		return eachUnit(ctx, k, start, min(end, to), unit>>coarserBins, visit)
-	}
-	for at, end := from/unit*unit, last; at < last; at, end = end, last {
-		if (end-at)/unit > partBins {
-			end = at + partBins*unit
-		}
-		ops, err := k.bins(ctx, at, end, unit)
-		if err != nil {
-			return err
-		}
-		for i, n := range ops {
-			switch t := at + int64(i)*unit; {
-			case unit == grid && n > 0:
-				visit(t, n)
-			case unit == grid:
-			case n > 0 && begin < 0:
-				begin = t
-			case n == 0 && begin >= 0:
-				if err := finer(t); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	if begin >= 0 {
-		return finer(to)
-	}
-	return nil
-}
-
 // planParts divides an interval into parts with at least partOps operations each, and a rest. The bounds
 // of the interval are on the grid.
 func planParts(ctx context.Context, k keeper, from, to int64) (list []part, err error) {
 	size, grid := k.partSize()
 	open := part{from: from}
-	err = eachBin(ctx, k, from, to, func(at, ops int64) {
-		if open.ops += ops; open.ops >= size {
-			open.to = at + grid
+	err = k.counts(ctx, from, to, func(x *store.OpCount) error {
+		if open.ops += x.Ops; open.ops >= size {
+			open.to = x.FromNs + grid
 			list = append(list, open)
 			open = part{from: open.to}
 		}
+		return nil
 	})
 	if open.from < to {
 		open.to = to
@@ -375,11 +325,12 @@ func (a *analysis) countParts(ctx context.Context, k keeper, list []part) error 
 		list[i].ops = 0
 	}
 	i := 0
-	return eachBin(ctx, k, list[0].from, list[len(list)-1].to, func(at, ops int64) {
-		for at >= list[i].to {
+	return k.counts(ctx, list[0].from, list[len(list)-1].to, func(x *store.OpCount) error {
+		for x.FromNs >= list[i].to {
 			i++
 		}
-		list[i].ops += ops
+		list[i].ops += x.Ops
+		return nil
 	})
 }
 

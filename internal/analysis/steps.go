@@ -283,7 +283,7 @@ func (l *stepList) result(rule, name, device string) Steps {
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(l.list[b].WallNs, l.list[a].WallNs) })
+	slices.SortFunc(order, func(a, b int) int { return cmp.Or(cmp.Compare(l.list[b].WallNs, l.list[a].WallNs), cmp.Compare(a, b)) })
 	out.Typical = &l.list[order[len(order)/2]]
 	for _, i := range order[:min(len(order), maxListedSteps)] {
 		out.Longest = append(out.Longest, l.list[i])

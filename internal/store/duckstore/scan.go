@@ -236,11 +236,9 @@ func (s *Store) ScopeSums(ctx context.Context, q store.ScanQuery, shift uint8, v
 	}
 	defer v.close()
 	table := f.scopesOf(&q)
-	bins := func(time, starts, ends string) string {
-		return "SELECT " + time + " >> " + strconv.Itoa(int(shift)) + " AS bin, " + starts + " AS x, " + ends + " AS y FROM h"
-	}
-	query := "WITH h AS MATERIALIZED (SELECT start_ns, greatest(start_ns, end_ns) AS e, hash(start_ns, end_ns, span, parent, name) AS h FROM " + table + f.where() +
-		") SELECT bin, bit_xor(x), bit_xor(y) FROM (" + bins("start_ns", "h", "0::UBIGINT") + " UNION ALL " + bins("e", "0::UBIGINT", "h") + ") GROUP BY 1 ORDER BY 1"
+	bin := " >> " + strconv.Itoa(int(shift))
+	query := "WITH h AS MATERIALIZED (SELECT start_ns" + bin + " AS s, greatest(start_ns, end_ns)" + bin + " AS e, bit_xor(hash(start_ns, end_ns, span, parent, name)) AS h FROM " +
+		table + f.where() + " GROUP BY 1, 2) SELECT bin, bit_xor(x), bit_xor(y) FROM (SELECT s AS bin, h AS x, 0::UBIGINT AS y FROM h UNION ALL SELECT e, 0::UBIGINT, h FROM h) GROUP BY 1 ORDER BY 1"
 	err = scan(ctx, v, query, f.args, func(x *store.ScopeSum, values []driver.Value) error {
 		bin, ok1 := values[0].(int64)
 		starts, ok2 := values[1].(uint64)
@@ -253,6 +251,31 @@ func (s *Store) ScopeSums(ctx context.Context, q store.ScanQuery, shift uint8, v
 	}, each(visit))
 	if err != nil {
 		return fmt.Errorf("sum scopes: %w", err)
+	}
+	return nil
+}
+
+// OpCounts implements [store.Scanner].
+func (s *Store) OpCounts(ctx context.Context, q store.ScanQuery, shift uint8, visit func(*store.OpCount) error) error {
+	v, f, err := s.openScan(ctx, q)
+	if err != nil || v == nil {
+		return err
+	}
+	defer v.close()
+	f.add("level = " + strconv.Itoa(int(shift)))
+	f.interval("bin", "", q.From>>shift, q.To>>shift, false)
+	query := "SELECT bin, sum(n)::BIGINT AS n FROM {lod}" + f.where() + " GROUP BY 1 HAVING n > 0 ORDER BY 1"
+	err = scan(ctx, v, query, f.args, func(x *store.OpCount, values []driver.Value) error {
+		bin, ok1 := values[0].(int64)
+		n, ok2 := values[1].(int64)
+		if !ok1 || !ok2 {
+			return fmt.Errorf("got %T and %T", values[0], values[1])
+		}
+		*x = store.OpCount{FromNs: bin << shift, Ops: n}
+		return nil
+	}, each(visit))
+	if err != nil {
+		return fmt.Errorf("count operations: %w", err)
 	}
 	return nil
 }
