@@ -23,7 +23,8 @@ import (
 const scanBlock = 1 << 14
 
 // scan reads the rows of a query without database/sql, whose conversions take three times as long as the
-// query. Fill sets a row of a block from the values of a row, and done takes each full block.
+// query. Fill sets a row of a block from the values of a row. Done takes each full block, in another goroutine,
+// while scan fills the next one.
 func scan[T any](ctx context.Context, v *view, query string, args []any, fill func(*T, []driver.Value) error, done func([]T) error) error {
 	conn, err := v.s.db.Conn(ctx)
 	if err != nil {
@@ -45,27 +46,59 @@ func scanOn[T any](ctx context.Context, v *view, conn *sql.Conn, query string, a
 			return errors.Join(ctx.Err(), err)
 		}
 		defer func() { err = errors.Join(err, rows.Close()) }()
-		values := make([]driver.Value, len(rows.Columns()))
-		block := make([]T, 0, scanBlock)
-		for {
-			err := rows.Next(values)
-			if err != nil && !errors.Is(err, io.EOF) {
-				return errors.Join(ctx.Err(), err)
-			}
-			if last := err != nil; last || len(block) == scanBlock {
-				if err := errors.Join(ctx.Err(), done(block)); err != nil || last {
-					return err
+		full, free := make(chan []T, 2), make(chan []T, 2) // of the two blocks
+		free <- nil
+		free <- nil
+		taken := make(chan error, 1)
+		go func() {
+			var err error
+			for block := range full {
+				if err = errors.Join(ctx.Err(), done(block)); err != nil {
+					break
 				}
-				block = block[:0]
+				free <- block[:0]
+			}
+			close(free)
+			taken <- err
+		}()
+		err = fillBlocks(rows, fill, full, free)
+		close(full)
+		if failed := <-taken; failed != nil {
+			return failed
+		}
+		if err != nil {
+			return errors.Join(ctx.Err(), err)
+		}
+		return nil
+	})
+	v.s.suspect(v.sess, err)
+	return err
+}
+
+// fillBlocks sends the rows of a result in blocks, the last of which may be empty. It ends early if free is closed.
+func fillBlocks[T any](rows driver.Rows, fill func(*T, []driver.Value) error, full chan<- []T, free <-chan []T) error {
+	values := make([]driver.Value, len(rows.Columns()))
+	for block := range free {
+		if block == nil {
+			block = make([]T, 0, scanBlock)
+		}
+		for len(block) < scanBlock {
+			err := rows.Next(values)
+			if errors.Is(err, io.EOF) {
+				full <- block
+				return nil
+			}
+			if err != nil {
+				return err
 			}
 			block = append(block, *new(T))
 			if err := fill(&block[len(block)-1], values); err != nil {
 				return err
 			}
 		}
-	})
-	v.s.suspect(v.sess, err)
-	return err
+		full <- block
+	}
+	return nil
 }
 
 // each returns a function that calls visit for each row of a block.
