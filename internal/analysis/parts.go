@@ -62,14 +62,76 @@ type keeper interface {
 type scanned struct {
 	keeper
 	places bool
+	ahead  *ahead // the scan of the interval, if it has begun
 }
 
 func (s scanned) Ops(ctx context.Context, from, to int64, visit func(*store.OpRow) error) error {
+	if s.ahead != nil {
+		s.ahead.visit <- visit
+		return s.ahead.wait()
+	}
 	return s.scan(ctx, from, to, s.places, visit)
 }
 
-// scanned returns the source of operations, with places if groups need them.
-func (a *analysis) scanned(k keeper) scanned { return scanned{k, a.grouping && !a.profile.more} }
+// scanned returns the source of the operations of part i, with places if groups need them.
+func (a *analysis) scanned(k keeper, i int) scanned {
+	return scanned{k, a.grouping && !a.profile.more, a.ahead[i]}
+}
+
+// ahead is a scan that begins before its rows are needed. It holds a block of rows until it gets their visitor.
+type ahead struct {
+	visit chan func(*store.OpRow) error
+	wait  func() error
+}
+
+func scanAhead(ctx context.Context, k keeper, from, to int64) *ahead {
+	x := &ahead{visit: make(chan func(*store.OpRow) error, 1)}
+	var visit func(*store.OpRow) error
+	x.wait = start(func() error {
+		return k.scan(ctx, from, to, false, func(row *store.OpRow) error {
+			if visit == nil {
+				select {
+				case visit = <-x.visit:
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+			return visit(row)
+		})
+	})
+	return x
+}
+
+// start calls a function in a goroutine. The result waits for its end and returns its error.
+func start(f func() error) (wait func() error) {
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		err = f()
+	}()
+	return func() error {
+		<-done
+		return err
+	}
+}
+
+// plan finds the parts, and begins to scan those that the interval cuts, at most two.
+func (a *analysis) plan(ctx context.Context, k keeper, first int64, o Options) (err error) {
+	if a.parts, err = a.partsOf(ctx, k, a.from, a.to); err != nil {
+		return err
+	}
+	if a.update == nil && o.profile == nil {
+		a.ahead = map[int]*ahead{}
+		for i, p := range a.parts {
+			if p.from < a.from && a.from != first || p.to > a.to {
+				a.ahead[i] = scanAhead(ctx, k, max(p.from, a.from), min(p.to, a.to))
+			}
+		}
+	}
+	a.scopeSums, err = sumScopes(ctx, k, a.parts)
+	return err
+}
 
 // part is an interval of a session, on the grid.
 type part struct {
@@ -260,15 +322,11 @@ func openKept(b []byte) *codec {
 // sweepParts sweeps over the interval of the analysis, and uses and keeps parts.
 func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Options) error {
 	size, _ := k.partSize()
-	list, err := a.partsOf(ctx, k, a.from, a.to)
-	if err != nil {
+	if err := a.planned(); err != nil {
 		return err
 	}
-	if a.scopeSums, err = sumScopes(ctx, k, list); err != nil {
-		return err
-	}
-	for i := range list {
-		p := &list[i]
+	for i := range a.parts {
+		p := &a.parts[i]
 		begin := max(p.from, a.from)
 		key := a.partKey(p)
 		whole := p.from >= a.from || a.from == first
@@ -283,11 +341,12 @@ func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Opti
 			}
 		}
 		if a.from != first || p.to > a.to || p.ops < size {
-			sweep := func() error { return a.sweep(ctx, a.scanned(k), begin, min(p.to, a.to), o.Deadline) }
+			sweep := func() error { return a.sweep(ctx, a.scanned(k, i), begin, min(p.to, a.to), o.Deadline) }
+			var err error
 			switch {
 			case a.update == nil || a.update.last:
 				err = sweep()
-			case i == len(list)-1:
+			case i == len(a.parts)-1:
 				return nil
 			default: // it is part of the rest
 				err = a.aside(true, sweep)
@@ -478,7 +537,7 @@ func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, i int, key 
 	a.profile.earliest, a.grouping = p.from, true
 	defer func() { a.grouping = o.profile != nil }()
 	return a.aside(p.counted, func() error {
-		if err := a.sweep(ctx, a.scanned(k), begin, p.to, o.Deadline); err != nil {
+		if err := a.sweep(ctx, a.scanned(k, i), begin, p.to, o.Deadline); err != nil {
 			return err
 		}
 		c := newKept()

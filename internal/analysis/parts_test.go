@@ -13,6 +13,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,7 +28,7 @@ type keeping struct {
 	Source
 	rows   *pages
 	values map[string][]byte
-	swept  int
+	swept  atomic.Int64
 	full   bool  // keep fails
 	ops    int64 // of a part
 	times  int64 // counts returns so many times the operations, 0 is 1
@@ -107,7 +108,7 @@ func hashOf(s *store.SpanRow) uint64 {
 func (k *keeping) scan(ctx context.Context, from, to int64, _ bool, visit func(*store.OpRow) error) error {
 	return k.Source.Ops(ctx, from, to, func(row *store.OpRow) error {
 		if row.StartNs >= from {
-			k.swept++
+			k.swept.Add(1)
 		}
 		return visit(row)
 	})
@@ -139,12 +140,12 @@ func analysed(t *testing.T, k *keeping, o Options) (r *Result, swept int) {
 	t.Helper()
 	want, err := Run(t.Context(), k.Source, o)
 	require.NoError(t, err)
-	k.swept = 0
+	k.swept.Store(0)
 	r, err = Run(t.Context(), k, o)
 	require.NoError(t, err)
 	check(t, r)
 	sameText(t, want.text(t), r.text(t))
-	swept = k.swept
+	swept = int(k.swept.Load())
 	if o == (Options{}) {
 		want, err := NewProfile(t.Context(), k.Source, o)
 		require.NoError(t, err)
@@ -569,10 +570,10 @@ func TestNewProfile_Parts(t *testing.T) {
 	r.spans = slices.Delete(r.spans, i, i+1)
 	k := r.keeping()
 	profile := func() (p *Profile, swept int) {
-		k.swept = 0
+		k.swept.Store(0)
 		p, err := NewProfile(t.Context(), k, Options{})
 		require.NoError(t, err)
-		return p, k.swept
+		return p, int(k.swept.Load())
 	}
 	want, swept := profile()
 	assert.Equal(t, len(r.ops), swept)
