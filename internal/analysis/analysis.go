@@ -61,6 +61,10 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 			for _, x := range a.ahead {
 				_ = x.wait()
 			}
+			if a.kept != nil {
+				for range a.kept { // until readAhead has ended
+				}
+			}
 		}()
 	}
 	if a.scopes, a.more, err = src.Scopes(ctx, a.from, a.to, ruleScopes); err != nil {
@@ -183,6 +187,7 @@ type analysis struct {
 	parts     []part         // that cover the interval
 	scopeSums scopeSums      // for the keys of parts
 	ahead     map[int]*ahead // of parts that the interval cuts
+	kept      chan *keptPart // the usable ones in order, nil in an update
 }
 
 // counts is what an analysis counts of all devices.

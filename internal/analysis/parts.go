@@ -130,6 +130,10 @@ func (a *analysis) plan(ctx context.Context, k keeper, first int64, o Options) (
 		}
 	}
 	a.scopeSums, err = sumScopes(ctx, k, a.parts)
+	if err == nil && a.update == nil {
+		a.kept = make(chan *keptPart, 2)
+		go a.readAhead(ctx, k, first)
+	}
 	return err
 }
 
@@ -329,8 +333,7 @@ func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Opti
 		p := &a.parts[i]
 		begin := max(p.from, a.from)
 		key := a.partKey(p)
-		whole := p.from >= a.from || a.from == first
-		if whole && p.to <= a.to && p.name != "" {
+		if a.usable(p, first) {
 			used, err := a.use(ctx, k, p, key, o.profile != nil)
 			if err != nil {
 				return err
@@ -453,62 +456,120 @@ func (s scopeSums) of(from, bound int64) uint64 {
 	return before(bound).Starts ^ before(from).Ends
 }
 
+// keptPart is a kept part that is read up to its tallies.
+type keptPart struct {
+	value         []byte
+	c             *codec // nil if there is none
+	counted       bool
+	key           string
+	before, after []byte
+	from          int64
+	counts        counts
+	all           map[string]*tally // by device, nil if they are not read yet
+	err           error             // of the store
+}
+
+func readPart(ctx context.Context, k keeper, name string) *keptPart {
+	x := &keptPart{}
+	x.value, x.err = k.value(ctx, name)
+	x.c = openKept(x.value)
+	if x.c != nil {
+		x.c.bools(&x.counted)
+		x.c.text(&x.key)
+		x.c.sized(&x.before)
+		x.c.sized(&x.after)
+		x.c.ints(&x.from, &x.counts.operations, &x.counts.known, &x.counts.unknown, &x.counts.lastEnd)
+	}
+	return x
+}
+
+// tallies reads the tallies. It returns nil if they are damaged.
+func (x *keptPart) tallies() map[string]*tally {
+	if c := x.c; x.all == nil && c != nil && c.in.OK() {
+		all := map[string]*tally{}
+		var devices uint64
+		c.uint(&devices)
+		for range min(devices, uint64(len(x.value))) {
+			var id string
+			t := &tally{}
+			c.text(&id)
+			c.tally(t)
+			all[id] = t
+		}
+		if c.in.OK() && len(c.in.Rest) == 0 {
+			x.all = all
+		}
+	}
+	return x.all
+}
+
+// readAhead reads the kept parts of the interval in order, a few of them before they are needed.
+func (a *analysis) readAhead(ctx context.Context, k keeper, first int64) {
+	defer close(a.kept)
+	for i := range a.parts {
+		if p := &a.parts[i]; a.usable(p, first) {
+			x := readPart(ctx, k, p.name)
+			x.tallies()
+			select {
+			case a.kept <- x:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+// usable says whether a part is kept and whole in the interval.
+func (a *analysis) usable(p *part, first int64) bool {
+	return (p.from >= a.from || a.from == first) && p.to <= a.to && p.name != ""
+}
+
 // use adds a kept part and returns true, or false if it is not of these rows or has no groups that are needed.
 func (a *analysis) use(ctx context.Context, k keeper, p *part, key string, grouping bool) (bool, error) {
-	b, err := k.value(ctx, p.name)
-	c := openKept(b)
-	if p.counted = c == nil; err != nil || c == nil {
-		return false, err
+	var x *keptPart
+	if a.kept != nil {
+		x = <-a.kept
 	}
-	c.bools(&p.counted)
-	var devices uint64
-	var is string
-	var before, after []byte
-	var n counts
-	c.text(&is)
-	c.sized(&before)
-	c.sized(&after)
-	if !c.in.OK() || is != key || !bytes.Equal(before, a.carries()) {
+	if x == nil {
+		x = readPart(ctx, k, p.name)
+	}
+	if p.counted = x.c == nil; x.err != nil || p.counted {
+		return false, x.err
+	}
+	p.counted = x.counted
+	if !x.c.in.OK() || x.key != key || !bytes.Equal(x.before, a.carries()) {
 		return false, nil
 	}
-	var from int64
-	c.ints(&from, &n.operations, &n.known, &n.unknown, &n.lastEnd)
-	if n.lastEnd > a.to {
+	if x.counts.lastEnd > a.to {
 		return false, nil // the interval cuts an operation
 	}
 	if a.update != nil && p.counted {
-		return a.setCarries(after), nil
+		return a.setCarries(x.after), nil
 	}
-	c.uint(&devices)
-	tallies := map[string]*tally{}
-	for range min(devices, uint64(len(b))) {
-		var id string
-		t := &tally{}
-		c.text(&id)
-		c.tally(t)
-		tallies[id] = t
-		if a.update == nil && a.devices[id] == nil && from != a.from {
+	tallies := x.tallies()
+	if tallies == nil {
+		return false, nil
+	}
+	for id := range tallies {
+		if a.update == nil && a.devices[id] == nil && x.from != a.from {
 			return false, nil // its idle time begins with the interval
 		}
 	}
-	if !c.in.OK() || len(c.in.Rest) > 0 {
-		return false, nil
-	}
 	if grouping {
-		if ok, err := a.useGroups(ctx, k, p, b, tallies); err != nil || !ok {
+		if ok, err := a.useGroups(ctx, k, p, x.value, tallies); err != nil || !ok {
 			return false, err
 		}
 	}
-	if !a.setCarries(after) {
+	if !a.setCarries(x.after) {
 		return false, nil
 	}
 	if a.update != nil { // an analysis kept it
 		for id, t := range tallies {
 			a.update.addTally(id, t)
 		}
-		return true, k.keep(ctx, p.name, countedPart(b))
+		return true, k.keep(ctx, p.name, countedPart(x.value))
 	}
-	a.counts.add(&n)
+	a.counts.add(&x.counts)
 	for _, d := range a.order {
 		if t := tallies[d.id]; t != nil {
 			d.merge(t)

@@ -13,6 +13,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -27,6 +28,7 @@ import (
 type keeping struct {
 	Source
 	rows   *pages
+	mu     sync.Mutex // of values
 	values map[string][]byte
 	swept  atomic.Int64
 	full   bool  // keep fails
@@ -43,6 +45,8 @@ func (r *pages) keeping() *keeping {
 func (k *keeping) partSize() (ops, grid int64) { return k.ops, keepingGrid }
 
 func (k *keeping) names(context.Context) ([]string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	return slices.Sorted(maps.Keys(k.values)), nil
 }
 
@@ -51,12 +55,18 @@ func (k *keeping) parts() []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(k.values)), func(name string) bool { return !strings.HasPrefix(name, "part-") })
 }
 
-func (k *keeping) value(_ context.Context, name string) ([]byte, error) { return k.values[name], nil }
+func (k *keeping) value(_ context.Context, name string) ([]byte, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.values[name], nil
+}
 
 func (k *keeping) keep(_ context.Context, name string, value []byte) error {
 	if k.full {
 		return errors.New("no space left on device")
 	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	delete(k.values, name)
 	if value != nil {
 		k.values[name] = value

@@ -249,7 +249,7 @@ func (l *stepList) result(rule, name, device string) Steps {
 		out.WallNs += l.list[i].WallNs
 	}
 	values := make([]int64, len(l.list))
-	quantiles := func(get func(*StepValues) *int64) (p50 int64) {
+	quantiles := func(values []int64, get func(*StepValues) *int64) (p50 int64) {
 		for i := range l.list {
 			values[i] = *get(&l.list[i].StepValues)
 		}
@@ -258,6 +258,13 @@ func (l *stepList) result(rule, name, device string) Steps {
 		*get(&out.P50), *get(&out.P95), *get(&out.Max) = p50, quantile(values, 95), values[len(values)-1]
 		return p50
 	}
+	idle := start(func() error {
+		values := make([]int64, len(l.list))
+		for c := range numCauses {
+			quantiles(values, func(v *StepValues) *int64 { return &v.Idle[c] })
+		}
+		return nil
+	})
 	for _, get := range []func(*StepValues) *int64{
 		func(v *StepValues) *int64 { return &v.ComputeNs },
 		func(v *StepValues) *int64 { return &v.CommunicationNs },
@@ -267,12 +274,10 @@ func (l *stepList) result(rule, name, device string) Steps {
 		func(v *StepValues) *int64 { return &v.KernelNs },
 		func(v *StepValues) *int64 { return &v.QueueNs },
 	} {
-		quantiles(get)
+		quantiles(values, get)
 	}
-	for c := range numCauses {
-		quantiles(func(v *StepValues) *int64 { return &v.Idle[c] })
-	}
-	median := quantiles(func(v *StepValues) *int64 { return &v.WallNs })
+	median := quantiles(values, func(v *StepValues) *int64 { return &v.WallNs })
+	_ = idle()
 	for i := range l.list {
 		values[i] = max(l.list[i].WallNs-median, median-l.list[i].WallNs)
 	}
