@@ -8,7 +8,7 @@ import { get, type Schemas, url } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
 import { css, oklch } from "../lib/color";
 import { offset } from "../lib/format";
-import { align, rank, rate, title, valueFormat } from "../lib/metrics";
+import { align, deviceLabel, rank, rate, title, valueFormat } from "../lib/metrics";
 import { tickStep } from "../lib/scale";
 import { Badge, Failure, Loading, Message, num, ui } from "../ui/parts";
 import { useDark } from "../ui/theme";
@@ -33,16 +33,14 @@ const chartable = (s: Series): boolean =>
   s.attributes["cuda.kernel.name"] === undefined;
 
 const label = (s: Series): string => {
-  const device = s.attributes["cuda.device.index"] ?? s.attributes["hw.id"];
   const rest = Object.entries(s.attributes)
     .filter(
       ([k]) => !["hw.id", "hw.type", "hw.name", "hw.vendor", "hw.model", "hw.parent", "cuda.device.index"].includes(k),
     )
     .map(([k, v]) => (typeof v === "string" ? v : `${k.split(".").at(-1)} ${v}`));
   return (
-    [device !== undefined ? (typeof device === "number" ? `GPU ${device}` : String(device).slice(0, 12)) : "", ...rest]
-      .filter(Boolean)
-      .join(" · ") || "value"
+    [deviceLabel(s.attributes), ...rest].filter(Boolean).join(" · ") ||
+    (s.metric.startsWith("system.") ? "host" : "value")
   );
 };
 
@@ -75,6 +73,8 @@ export function System() {
       ...(system.data?.series ?? []).map((s) => ({ ...s, source: "system" as const })),
     ].filter(chartable);
     const groups = new Map<string, Series[]>();
+    // A device has the same colour in each chart.
+    all.sort((a, b) => label(a).localeCompare(label(b), "en", { numeric: true }));
     for (const s of all) groups.set(s.metric, [...(groups.get(s.metric) ?? []), s]);
     return [...groups].sort(([a], [b]) => rank(a) - rank(b) || a.localeCompare(b));
   }, [own.data, system.data]);
@@ -201,10 +201,15 @@ function Chart({
         legend: { show: false },
         cursor: { drag: { x: true, y: false, setScale: false }, points: { size: 6 }, sync: { key: "system" } },
         axes: [
-          { ...axis, space: 90, values: (_, v) => v.map((x) => offset(x, tickStep(window.to - window.from, 6))) },
           {
             ...axis,
-            size: 72,
+            size: 30,
+            space: 90,
+            values: (_, v) => v.map((x) => offset(x, tickStep(window.to - window.from, 6))),
+          },
+          {
+            ...axis,
+            size: (_, v) => 20 + 6.5 * Math.max(8, ...(v ?? []).map((x) => x.length)),
             values: (_, v) => v.map((x) => formatRef.current(x)),
             // Bytes have binary units.
             ...(unit.startsWith("By") ? { incrs: Array.from({ length: 60 }, (_, i) => 2 ** i) } : {}),
