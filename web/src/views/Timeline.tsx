@@ -4,7 +4,7 @@ import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } fr
 import { get } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
 import { css, families, oklch } from "../lib/color";
-import { count, duration, exactDuration, offset, percent } from "../lib/format";
+import { count, duration, exactDuration, offset, percent, plural } from "../lib/format";
 import { around, clamp, pan, rounded, toNs, type View, zoom } from "../lib/scale";
 import { buildTracks, denseLanes, prepare, shown, useMetrics, useTimeline, withPath } from "../timeline/data";
 import { hit, type Item, Painter, type Scene, type Track } from "../timeline/draw";
@@ -150,8 +150,8 @@ export function Timeline() {
   const prepared = useMemo(() => prepare({ columns, spans, gaps }, dark), [columns, spans, gaps, dark]);
   const denseIds = denseLanes(prepared, view, size.width);
   const plain = useMemo(
-    () => buildTracks(session.overview, prepared, metrics, denseIds),
-    [session.overview, prepared, metrics, denseIds],
+    () => buildTracks(session.overview, prepared, metrics.tracks, denseIds),
+    [session.overview, prepared, metrics.tracks, denseIds],
   );
   // The path of the selected scope or request, or of the measured step.
   const scopeSelected = plain.some((x) => x.kind === "spans" && x.items.some((i) => i.id === search.sel));
@@ -496,7 +496,7 @@ export function Timeline() {
       )),
     [tracks],
   );
-  const remarks = shown(data, prepared, view, tracks, session.overview.session.counts.spans);
+  const remarks = shown(data, prepared, view, tracks, session.overview.session.counts.spans, metrics.left);
   const inView = matches.filter((i) => i.end >= view.from && i.start <= view.to).length;
   return (
     <>
@@ -655,7 +655,7 @@ function describe(
     return {
       x,
       y,
-      title: `${count((b.before[bin + 1] as number) - (b.before[bin] as number))} operations in ${duration(b.width)}`,
+      title: `${plural((b.before[bin + 1] as number) - (b.before[bin] as number), "operation")} in ${duration(b.width)}`,
       lines: [
         `${percent(Math.min(1, (b.busy[bin] as number) / b.width))} busy (${duration(b.busy[bin] as number)})`,
         name ? `longest: ${name}` : "",
