@@ -144,6 +144,29 @@ describe("timeline", () => {
     await page.getByLabel("Inspector").getByRole("heading", { name: "softmax" }).waitFor();
     await close(page);
   });
+
+  test("a search in bins visits the launches of all kernels that match, forward and back", async () => {
+    const { groups } = await api(`${session}/kernels?group=shape&q=e`);
+    assert.ok(new Set(groups.map((g) => g.name)).size > 1);
+    const { operations } = await api(
+      `${session}/operations?operation=kernel&limit=6&shape=${groups.map((g) => g.id).join()}`,
+    );
+    const page = await open(`${session}/timeline?q=e`);
+    await page.getByText(/bins of/).waitFor();
+    const starts = [...new Set(operations.map((o) => o.start))].slice(0, 4);
+    const at = (start) => page.waitForURL((u) => u.searchParams.get("at") === String(start));
+    for (const start of starts) {
+      await page.keyboard.press("n");
+      await at(start);
+      await settled(page);
+    }
+    for (const start of starts.slice(0, -1).reverse()) {
+      await page.getByRole("button", { name: "Previous match" }).click();
+      await at(start);
+      await settled(page);
+    }
+    await close(page);
+  });
 });
 
 const pages = {

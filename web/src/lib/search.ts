@@ -63,3 +63,38 @@ export interface WindowSearch {
   from?: number;
   to?: number;
 }
+
+/**
+ * lastBefore returns the last row that starts from first to before to. Find returns the first rows of an interval,
+ * because the store sorts forward only: the interval grows until it has a row, and is halved while it has more
+ * than find returns.
+ */
+export async function lastBefore<T>(
+  find: (from: number, to: number) => Promise<{ rows: readonly T[]; more: boolean }>,
+  first: number,
+  to: number,
+): Promise<T | undefined> {
+  let end = to;
+  let width = 1_000_000;
+  let from = Math.max(first, end - width);
+  if (from >= end) return undefined;
+  let page = await find(from, end);
+  while (!page.rows.length && from > first) {
+    end = from;
+    width *= 8;
+    from = Math.max(first, end - width);
+    page = await find(from, end);
+  }
+  while (page.more && end - from > 1) {
+    const middle = Math.floor((from + end) / 2);
+    const later = await find(middle, end);
+    if (later.rows.length) {
+      from = middle;
+      page = later;
+    } else {
+      end = middle;
+      page = await find(from, end);
+    }
+  }
+  return page.rows.at(-1);
+}

@@ -6,6 +6,7 @@ import { useGet, useSession } from "../api/hooks";
 import { css, families, oklch } from "../lib/color";
 import { count, duration, exactDuration, offset, percent, plural } from "../lib/format";
 import { around, clamp, pan, rounded, toNs, type View, zoom } from "../lib/scale";
+import { lastBefore } from "../lib/search";
 import { buildTracks, denseLanes, prepare, shown, useMetrics, useTimeline, withPath } from "../timeline/data";
 import { hit, type Item, Painter, type Scene, type Track } from "../timeline/draw";
 import { Failure, SearchBox, ui } from "../ui/parts";
@@ -361,38 +362,52 @@ export function Timeline() {
     return () => c.removeEventListener("wheel", wheel);
   }, [setView, whole]);
 
-  // Bins have no single operations to jump to, so the store finds the next launch.
+  // Bins have no single operations to jump to, so the store finds the next launch of all kernels that match.
   const found = useGet(
     "/sessions/{session}/kernels",
     { session: session.id },
-    { base: session.base, q: search.q, limit: 1 },
+    { base: session.base, q: search.q, group: "shape", limit: 1000 },
     { enabled: match !== "" },
   );
-  const foundName = found.data?.groups[0]?.name;
   const jump = useCallback(
-    (direction: 1 | -1) => {
-      if (!matches.length) {
-        if (!foundName) return;
-        const from = selected && search.at ? Number(search.at) + 1 : Math.max(0, Math.floor(viewRef.current.from));
-        const query = { base: session.base, name: foundName, operation: "kernel", from, limit: 1 };
-        get("/sessions/{session}/operations", { session: session.id }, query).then(
-          ({ operations: [op] }) =>
-            op &&
-            navigate({
-              search: (o) => ({ ...o, ...toSpan(op.span, op.start, op.duration_ns, extent) }),
-              replace: true,
-            }),
-          () => undefined, // The views of the page show why the Collector does not answer.
-        );
-        return;
-      }
+    async (direction: 1 | -1) => {
+      const v = viewRef.current;
+      const here = selected && search.at ? Number(search.at) : Math.floor(direction > 0 ? v.from - 1 : v.to);
       const sorted = [...matches].sort((a, b) => a.start - b.start);
-      const here = sorted.findIndex((i) => i.id === selected);
-      const next = sorted[(here + direction + sorted.length) % sorted.length] as Item;
-      select(next);
-      reveal(next);
+      const index = sorted.findIndex((i) => i.id === selected);
+      const drawn =
+        index >= 0
+          ? sorted[index + direction]
+          : direction > 0
+            ? sorted.find((i) => i.start > here)
+            : sorted.findLast((i) => i.start < here);
+      const shape = found.data?.groups.map((g) => g.id as number) ?? [];
+      if (shape.length && (!drawn || tracks.some((x) => x.bins))) {
+        const find = async (from: number, to: number, limit: number) => {
+          const query = { base: session.base, shape, operation: "kernel", from, to, limit };
+          const page = await get("/sessions/{session}/operations", { session: session.id }, query);
+          return { rows: page.operations, more: page.next !== undefined };
+        };
+        const first = Math.floor(extent.from);
+        // The views of the page show why the Collector does not answer.
+        const op = await (direction > 0
+          ? find(Math.max(here + 1, first), extent.to + 1, 1).then((p) => p.rows[0])
+          : lastBefore((from, to) => find(from, to, 100), first, here)
+        ).catch(() => undefined);
+        if (op && (!drawn || direction * (op.start - drawn.start) < 0)) {
+          navigate({
+            search: (o) => ({ ...o, ...toSpan(op.span, op.start, op.duration_ns, extent) }),
+            replace: true,
+          });
+          return;
+        }
+      }
+      if (drawn) {
+        select(drawn);
+        reveal(drawn);
+      }
     },
-    [matches, selected, select, reveal, foundName, search.at, session.base, session.id, navigate, extent],
+    [matches, tracks, selected, select, reveal, found.data, search.at, session.base, session.id, navigate, extent],
   );
 
   useEffect(() => {
