@@ -238,7 +238,16 @@ describe("compare", () => {
     const kernels = page.getByRole("table", { name: "Differences" });
     const shown = await kernels.locator("tbody tr td:last-child").allInnerTexts();
     const statuses = new Set(answer.kernels.map((k) => k.status));
-    assert.ok(shown.length > 0 && shown.every((s) => s === "" || statuses.has(s)), String(shown));
+    const known = (s) =>
+      s === "" ||
+      s
+        .replace(/^\d+ kernels: /, "")
+        .split(", ")
+        .every((x) => statuses.has(x));
+    assert.ok(shown.length > 0 && shown.every(known), String(shown));
+    const effects = await steps.locator("tbody tr").evaluateAll((rows) => rows.map((r) => r.cells[3].title));
+    const effect = (r) => (r.duration ? `${grouped(r.effect_ns)} ns` : "");
+    assert.deepEqual(effects, answer.step ? [answer.step, ...answer.parts].map(effect) : []);
     await verdict.getByRole("link", { name: /steps/ }).first().click();
     await page.waitForURL(/findings/);
     await close(page);
