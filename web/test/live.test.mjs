@@ -69,6 +69,7 @@ describe("live session", () => {
     ]);
     const [timeline, kernels, scopes] = pages;
     await timeline.getByText("2 operations, each drawn").waitFor();
+    await kernels.getByText("2 launches, 200 µs in 2 groups").waitFor();
     await send(step(1));
     await send(step(2));
     await timeline.getByText("6 operations, each drawn").waitFor();

@@ -3,7 +3,7 @@ import { Link, useSearch } from "@tanstack/react-router";
 import { type ReactNode, useMemo } from "react";
 import { type Schemas, url } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
-import { count, percent } from "../lib/format";
+import { count, percent, plural } from "../lib/format";
 import { sassOffset, tokens } from "../lib/highlight";
 import { efficiency } from "../lib/samples";
 import { Badge, Bar, Choice, Failure, Loading, Message, num, row, ui } from "../ui/parts";
@@ -76,7 +76,7 @@ function Functions() {
           </Link>
         )}
         <span className={ui.muted}>
-          {total > 0 ? `${count(total)} samples` : "Counters, no samples,"} in {count(list.length)} functions
+          {total > 0 ? plural(total, "sample") : "Counters, no samples,"} in {plural(list.length, "function")}
         </span>
         {functions.data.truncated && <Badge tone="warn">the list is truncated</Badge>}
       </div>
@@ -106,8 +106,8 @@ function Functions() {
                 </div>
                 <span className={ui.muted}>
                   {f.samples
-                    ? `${count(f.samples)} samples, ${percent(total ? f.samples / total : 0)}`
-                    : `${count(Object.keys(f.metrics).length)} counters`}
+                    ? `${plural(f.samples, "sample")}, ${percent(total ? f.samples / total : 0)}`
+                    : plural(Object.keys(f.metrics).length, "counter")}
                 </span>
                 {f.samples > 0 && <Bar share={total ? f.samples / total : 0} />}
               </Link>

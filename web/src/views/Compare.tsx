@@ -5,7 +5,7 @@ import type { Schemas } from "../api/client";
 import { url } from "../api/client";
 import { useGet } from "../api/hooks";
 import { compare, type Result as Joined, results, type Sums } from "../lib/compare";
-import { count, dims, duration, exactDuration, instant, signedPercent } from "../lib/format";
+import { count, dims, duration, exactDuration, instant, plural, signedPercent } from "../lib/format";
 import { Badge, Choice, Failure, Loading, type Made, Message, num, SearchBox, Swatch, ui } from "../ui/parts";
 
 /** Compare shows what changed from session a to session b. */
@@ -264,7 +264,7 @@ function Verdict({ c }: { c: Comparison }) {
     <span>
       <Badge>{name}</Badge>{" "}
       <Link to="/sessions/$session/findings" params={{ session }}>
-        {s.steps > 0 ? `${count(s.steps)} steps` : "no steps"}
+        {s.steps > 0 ? plural(s.steps, "step") : "no steps"}
       </Link>
     </span>
   );

@@ -3,7 +3,7 @@ import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { useMemo } from "react";
 import type { Schemas } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
-import { count, dims, duration, exactDuration, offset, percent } from "../lib/format";
+import { count, dims, duration, exactDuration, offset, percent, plural } from "../lib/format";
 import { occupancy } from "../lib/occupancy";
 import { Badge, Bar, Choice, Failure, Loading, type Made, Message, num, row, SearchBox, Swatch, ui } from "../ui/parts";
 
@@ -21,7 +21,7 @@ const title = (g: Group): string =>
   g.names ? g.names.join(" › ") || "outside every scope" : g.lane ? laneName(g.lane) : (g.name ?? "");
 
 const laneName = (l: Schemas["Lane"]): string =>
-  `${l.device_index !== undefined ? `GPU ${l.device_index}` : (l.device ?? "device unknown")}, stream ${l.stream ?? "unknown"}`;
+  `${l.device_index !== undefined ? `GPU ${l.device_index}` : (l.device ?? "unknown GPU")}, stream ${l.stream ?? "unknown"}`;
 
 const sortValue = (g: Group, c: Column): number | string =>
   c === "name" ? title(g) : c === "mean" ? g.sum_ns / g.count : g[c];
@@ -105,8 +105,8 @@ export function Kernels() {
         )}
         <span className={ui.spacer} />
         <span className={ui.muted}>
-          {count(total.count)} launches, <span title={exactDuration(total.sum_ns)}>{duration(total.sum_ns)}</span> in{" "}
-          {count(total.groups)} groups
+          {count(total.count)} {total.count === 1 ? "launch" : "launches"},{" "}
+          <span title={exactDuration(total.sum_ns)}>{duration(total.sum_ns)}</span> in {plural(total.groups, "group")}
         </span>
         <SearchBox
           label="Search kernels"

@@ -52,7 +52,7 @@ export function Sessions() {
             ),
         )}
         <SearchBox
-          label="Search id, application, host, run"
+          label="Search sessions"
           value={search.q ?? ""}
           onChange={(q) => navigate({ search: (o) => ({ ...o, q: q || undefined }), replace: true })}
         />
