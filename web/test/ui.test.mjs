@@ -267,6 +267,30 @@ describe("accessibility", () => {
     });
   }
 
+  test("the table of shapes is not cut at 1,280 px, and has the occupancy", async () => {
+    const page = await open(pages.shapes);
+    const table = page.getByRole("table", { name: "Kernels" });
+    const [inner, outer] = await table.evaluate((e) => [e.scrollWidth, e.parentElement.clientWidth]);
+    assert.ok(inner <= outer, `${inner} px in ${outer}`);
+    const column = await table
+      .locator("th")
+      .allInnerTexts()
+      .then((all) => all.indexOf("Occupancy"));
+    const cells = await table.locator("tbody tr").evaluateAll((all, c) => all.map((r) => r.cells[c].innerText), column);
+    assert.ok(
+      cells.some((x) => /^\d+ %/.test(x)),
+      String(cells.slice(0, 5)),
+    );
+    await close(page);
+  });
+
+  test("on a phone, the bar of views shows the current one", async () => {
+    const page = await open(pages.code, { viewport: { width: 390, height: 800 } });
+    const box = await page.getByRole("navigation", { name: "Views" }).getByRole("link", { name: "Code" }).boundingBox();
+    assert.ok(box.x >= 0 && box.x + box.width <= 390, JSON.stringify(box));
+    await close(page);
+  });
+
   test("the keyboard alone reaches a launch from the first page", async () => {
     const page = await open("/");
     const focused = () =>

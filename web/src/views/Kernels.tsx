@@ -93,6 +93,7 @@ export function Kernels() {
     </th>
   );
   const wide = group === "name" || group === "shape";
+  const queued = rows.some((g) => g.queue_ns > 0);
   return (
     <div className={ui.page}>
       <div className={ui.row}>
@@ -128,20 +129,18 @@ export function Kernels() {
               {header("p50_ns", "p50", "Within 3.2 %")}
               {header("p99_ns", "p99", "Within 3.2 %")}
               {header("max_ns", "Max")}
-              {header("queue_ns", "Queued", "Sum of the known times from launch to start")}
+              {queued && header("queue_ns", "Queued", "Sum of the known times from launch to start")}
               {group === "shape" && (
                 <>
+                  <th scope="col">Occupancy</th>
                   <th scope="col">Grid, block</th>
-                  <th scope="col" className={ui.right}>
-                    Occupancy
-                  </th>
                 </>
               )}
             </tr>
           </thead>
           <tbody>
             {rows.map((g) => (
-              <Row key={`${g.id ?? g.name}`} g={g} group={group} total={total.sum_ns} wide={wide} />
+              <Row key={`${g.id ?? g.name}`} g={g} group={group} total={total.sum_ns} wide={wide} queued={queued} />
             ))}
           </tbody>
         </table>
@@ -158,7 +157,19 @@ export function Kernels() {
   );
 }
 
-function Row({ g, group, total, wide }: { g: Group; group: string; total: number; wide: boolean }) {
+function Row({
+  g,
+  group,
+  total,
+  wide,
+  queued,
+}: {
+  g: Group;
+  group: string;
+  total: number;
+  wide: boolean;
+  queued: boolean;
+}) {
   const { id } = useSession();
   const search = useSearch({ from: "/sessions/$session/kernels" });
   const window = search.from !== undefined ? { from: search.from, to: search.to } : {};
@@ -219,20 +230,22 @@ function Row({ g, group, total, wide }: { g: Group; group: string; total: number
       <td className={ui.right}>{link("p50", Math.min(g.p50_ns, g.max_ns), "duration")}</td>
       <td className={ui.right}>{link("p99", Math.min(g.p99_ns, g.max_ns), "duration")}</td>
       <td className={ui.right}>{link("max", g.max_ns, "duration")}</td>
-      <td className={ui.right}>
-        {g.queue_ns ? link("queue", g.queue_ns, "queue") : <span className={ui.muted}>–</span>}
-      </td>
+      {queued && (
+        <td className={ui.right}>
+          {g.queue_ns ? link("queue", g.queue_ns, "queue") : <span className={ui.muted}>–</span>}
+        </td>
+      )}
       {group === "shape" && (
         <>
+          <td title={occ?.sentences.join(" ")}>
+            {occ?.theoretical !== undefined ? percent(occ.theoretical) : <span className={ui.muted}>unknown</span>}
+            <br />
+            <span className={ui.muted}>{occ?.limiters.join(", ").replaceAll("_", " ")}</span>
+          </td>
           <td className={`${ui.mono} ${ui.nowrap}`}>
             {dims(g.shape?.grid)}
             <br />
             <span className={ui.muted}>{dims(g.shape?.block)}</span>
-          </td>
-          <td className={ui.right} title={occ?.sentences.join(" ")}>
-            {occ?.theoretical !== undefined ? percent(occ.theoretical) : <span className={ui.muted}>unknown</span>}
-            <br />
-            <span className={ui.muted}>{occ?.limiters.join(", ").replaceAll("_", " ")}</span>
           </td>
         </>
       )}
