@@ -254,6 +254,44 @@ describe("compare", () => {
   });
 });
 
+describe("sessions", () => {
+  test("are filtered by day and application, and two are chosen to compare", async () => {
+    const { sessions } = await api("/sessions");
+    const day = (s) => {
+      const d = new Date(Number(BigInt(s.start) / 1_000_000n));
+      return `${d.getFullYear()}-${String(d.getMonth() + 1).padStart(2, "0")}-${String(d.getDate()).padStart(2, "0")}`;
+    };
+    const mini = sessions.find((s) => s.id === minigpt);
+    const expect = (keep) => sessions.filter(keep).map((s) => s.id.slice(0, 13));
+    const page = await open("/");
+    const ids = async () => {
+      await settled(page);
+      const rows = page.getByRole("table", { name: "Sessions" }).locator("tbody tr");
+      return (await rows.evaluateAll((all) => all.map((r) => r.dataset.session))).map((s) => s.slice(0, 13));
+    };
+    const some = expect((s) => day(s) === day(mini));
+    assert.ok(some.length > 0 && some.length < sessions.length, String(sessions.map(day)));
+    await page.getByLabel("from", { exact: true }).fill(day(mini));
+    await page.getByLabel("to", { exact: true }).fill(day(mini));
+    await page.waitForURL(/until=/);
+    assert.deepEqual(await ids(), some);
+    await visit(page, "/");
+    await page.getByTitle(`Only sessions of ${mini.service}`).first().click();
+    await page.waitForURL(/service=/);
+    assert.deepEqual(
+      await ids(),
+      expect((s) => s.service === mini.service),
+    );
+    await visit(page, "/");
+    await page.getByRole("link", { name: `Compare ${mini.service} with another session` }).click();
+    await page.getByText(`choose the session to compare with ${minigpt.slice(0, 8)}`).waitFor();
+    const other = sessions.find((s) => s.id !== minigpt);
+    await page.locator(`tr[data-session="${other.id}"]`).getByRole("link", { name: "Compare", exact: true }).click();
+    await page.waitForURL((u) => u.searchParams.get("a") === minigpt && u.searchParams.get("b") === other.id);
+    await page.close();
+  });
+});
+
 describe("accessibility", () => {
   for (const [name, path] of Object.entries(pages)) {
     test(`${name}: axe in both themes, and no horizontal scrolling on a phone`, async () => {

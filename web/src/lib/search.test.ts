@@ -1,6 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 import { describe, expect, it } from "vitest";
-import { id, interval, lastBefore, oneOf, parseSearch, spanId, stringifySearch, text, time } from "./search";
+import {
+  date,
+  id,
+  interval,
+  lastBefore,
+  midnight,
+  oneOf,
+  parseSearch,
+  spanId,
+  stringifySearch,
+  text,
+  time,
+} from "./search";
 
 describe("search parameters", () => {
   it("survive a round trip", () => {
@@ -46,5 +58,13 @@ describe("lastBefore", () => {
     requests = 0;
     expect(await lastBefore(find, 0, to)).toBe(last);
     expect(requests).toBeLessThan(40);
+  });
+});
+
+describe("days", () => {
+  it("start and end at midnight in local time", () => {
+    expect(midnight(date("2026-11-27"))).toBe(`${new Date(2026, 10, 27).getTime()}000000`);
+    expect(midnight(date("2026-12-31"), 1)).toBe(`${new Date(2027, 0, 1).getTime()}000000`);
+    for (const v of ["", "2026-13-01", "27.11.2026", 5, undefined]) expect(midnight(date(v))).toBeUndefined();
   });
 });

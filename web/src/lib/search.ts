@@ -29,6 +29,18 @@ export function time(v: unknown): number | undefined {
   return Number.isSafeInteger(n) ? n : undefined;
 }
 
+/** date reads a day, as an input of dates writes it: 2026-11-27. */
+export const date = (v: unknown): string | undefined =>
+  typeof v === "string" && /^\d{4}-\d\d-\d\d$/.test(v) && !Number.isNaN(Date.parse(v)) ? v : undefined;
+
+/** midnight returns the start of a day in local time, days later, in Unix nanoseconds. */
+export function midnight(day: string | undefined, later = 0): string | undefined {
+  if (day === undefined) return undefined;
+  const d = new Date(`${day}T00:00`);
+  d.setDate(d.getDate() + later);
+  return `${d.getTime()}000000`;
+}
+
 /** text reads a string of at most 500 characters. */
 export const text = (v: unknown): string | undefined =>
   typeof v === "string" && v !== "" && v.length <= 500 ? v : undefined;
