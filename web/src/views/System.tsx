@@ -7,9 +7,9 @@ import "uplot/dist/uPlot.min.css";
 import { get, type Schemas, url } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
 import { css, oklch } from "../lib/color";
-import { offset } from "../lib/format";
+import { count, offset } from "../lib/format";
 import { align, deviceLabel, rank, rate, title, valueFormat } from "../lib/metrics";
-import { tickStep } from "../lib/scale";
+import { around, rounded, tickStep } from "../lib/scale";
 import { Badge, Failure, Loading, Message, num, ui } from "../ui/parts";
 import { useDark } from "../ui/theme";
 import { WindowBadge } from "./Kernels";
@@ -85,6 +85,7 @@ export function System() {
     from: search.from ?? 0,
     to: search.to ?? Math.max(session.overview.session.duration_ns, 1),
   };
+  const whole = { from: 0, to: Math.max(session.overview.session.duration_ns, 1) };
   return (
     <div className={ui.page}>
       <div className={ui.row}>
@@ -102,12 +103,24 @@ export function System() {
       </div>
       {xids.data && xids.data.logs.length > 0 && (
         <div className={ui.error}>
-          {xids.data.logs.map((l) => (
-            <div key={l.uid}>
-              <Badge tone="bad">XID {String(l.attributes["gpu.xid.code"] ?? "")}</Badge> at {offset(l.time, 1e6)}:{" "}
-              {String(l.body)}
-            </div>
-          ))}
+          {xids.data.logs.map((l) => {
+            const process = l.attributes["process.pid"];
+            return (
+              <div key={l.uid}>
+                <Badge tone="bad">XID {String(l.attributes["gpu.xid.code"] ?? "")}</Badge> at{" "}
+                <Link
+                  to="/sessions/$session/timeline"
+                  params={params}
+                  search={rounded(around(l.time, l.time + 1e6, whole)) as never}
+                >
+                  {offset(l.time, 1e6)}
+                </Link>
+                {l.attributes["hw.id"] ? ` on ${l.attributes["hw.id"]}` : ""}
+                {process ? `, process ${process}` : ""}: {String(l.body)}
+              </div>
+            );
+          })}
+          {xids.data.next && <div>Only the first {count(xids.data.logs.length)} are listed.</div>}
         </div>
       )}
       <div className={c.grid}>
