@@ -133,6 +133,21 @@ describe("timeline", () => {
     await close(page);
   });
 
+  test("the key M measures from the centre of one view to that of another", async () => {
+    const page = await open(`${session}/timeline?from=1000000&to=3000000`);
+    await page.keyboard.press("m");
+    await page.getByText("Measuring from 2.000000 ms").waitFor();
+    await page.keyboard.press("d");
+    await page.waitForURL((u) => u.searchParams.get("from") === "1300000");
+    await page.keyboard.press("m");
+    await page.waitForURL((u) => u.searchParams.get("m0") === "2000000" && u.searchParams.get("m1") === "2300000");
+    await page.getByLabel("Measured interval").waitFor();
+    await page.keyboard.press("m");
+    await page.keyboard.press("Escape");
+    await page.getByText("Measuring from").waitFor({ state: "detached" });
+    await close(page);
+  });
+
   test("a search highlights and jumps", async () => {
     const page = await open(`${session}/timeline`);
     await page.keyboard.press("/");

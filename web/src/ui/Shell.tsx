@@ -117,7 +117,7 @@ const keys: [string, string][] = [
   ["W S or wheel", "zoom in, zoom out"],
   ["A D or ← →", "move left, move right; with a selection, ← → go to the neighbour in the lane"],
   ["drag", "move"],
-  ["Shift + drag", "measure an interval"],
+  ["Shift + drag, or M twice", "measure an interval; M takes the pointer, or the centre of the view"],
   ["F or double click", "fit the selection"],
   ["0", "show the whole session"],
   ["N, Shift + N", "next and previous match of the search"],

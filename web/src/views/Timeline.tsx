@@ -51,6 +51,7 @@ export function Timeline() {
   const [cursor, setCursor] = useState<number | null>(null);
   const [tip, setTip] = useState<Tip | null>(null);
   const [drag, setDrag] = useState<View | null>(null);
+  const [mark, setMark] = useState<number | null>(null); // where the key M began a measurement
   const canvas = useRef<HTMLCanvasElement>(null);
   const scroller = useRef<HTMLDivElement>(null);
   const painter = useRef(new Painter());
@@ -237,6 +238,7 @@ export function Timeline() {
   const select = useCallback(
     (i: Item | null) => {
       setTip(null);
+      setMark(null);
       if (i && i.kind !== "gap")
         navigate({
           search: (o) => ({ ...o, sel: i.id, at: String(i.at ?? i.start), m0: undefined, m1: undefined }),
@@ -483,6 +485,25 @@ export function Timeline() {
           if (start) select(start);
           break;
         }
+        case "m":
+        case "M": {
+          const at = Math.max(0, Math.round(middle));
+          if (mark === null || mark === at) setMark(at);
+          else {
+            setMark(null);
+            navigate({
+              search: (o) => ({
+                ...o,
+                sel: undefined,
+                at: undefined,
+                m0: Math.min(mark, at),
+                m1: Math.max(mark, at),
+              }),
+              replace: true,
+            });
+          }
+          break;
+        }
         case "Escape":
           select(null);
           break;
@@ -493,7 +514,7 @@ export function Timeline() {
     };
     window.addEventListener("keydown", key);
     return () => window.removeEventListener("keydown", key);
-  }, [setView, whole, select, reveal, jump, selectedItem, selectedTrack, range, cursor, items]);
+  }, [setView, whole, select, reveal, jump, selectedItem, selectedTrack, range, cursor, items, mark, navigate]);
 
   const labels = useMemo(
     () =>
@@ -609,6 +630,9 @@ export function Timeline() {
             </div>
           </div>
           <div className={t.status}>
+            {mark !== null && (
+              <strong role="status">Measuring from {offset(mark, 1)}: move, then press M again. Escape ends it.</strong>
+            )}
             {remarks.map((r) => (
               <span key={r}>{r}</span>
             ))}
