@@ -158,14 +158,14 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
           )}
           {s.rank !== undefined && <Badge>rank {s.rank}</Badge>}
         </div>
-        {s.service && (
-          <>
+        <div className={ui.row}>
+          {s.service && (
             <Link to="/" search={(o) => ({ ...o, service: s.service })} title={`Only sessions of ${s.service}`}>
               filter
-            </Link>{" "}
-          </>
-        )}
-        <span className={`${ui.muted} ${ui.mono}`}>{s.id.length > 20 ? `${s.id.slice(0, 13)}…` : s.id}</span>
+            </Link>
+          )}
+          <span className={`${ui.muted} ${ui.mono}`}>{s.id.length > 20 ? `${s.id.slice(0, 13)}…` : s.id}</span>
+        </div>
       </td>
       <td className={ui.nowrap} title={instant(s.start, true)}>
         {instant(s.start)}
