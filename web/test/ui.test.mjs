@@ -329,10 +329,11 @@ describe("sessions", () => {
       expect((s) => s.service === mini.service),
     );
     await visit(page, "/");
-    await page.getByRole("link", { name: `Compare ${mini.service} with another session` }).click();
+    const link = (id) => page.locator(`tr[data-session="${id}"]`).getByRole("link", { name: "Compare", exact: true });
+    await link(minigpt).click();
     await page.getByText(`choose the session to compare with ${minigpt.slice(0, 8)}`).waitFor();
     const other = sessions.find((s) => s.id !== minigpt);
-    await page.locator(`tr[data-session="${other.id}"]`).getByRole("link", { name: "Compare", exact: true }).click();
+    await link(other.id).click();
     await page.waitForURL((u) => u.searchParams.get("a") === minigpt && u.searchParams.get("b") === other.id);
     await page.close();
   });

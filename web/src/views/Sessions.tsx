@@ -248,11 +248,7 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
             Compare
           </Link>
         ) : (
-          <Link
-            to="/"
-            search={(o) => ({ ...o, a: s.id })}
-            aria-label={`Compare ${s.service || s.id} with another session`}
-          >
+          <Link to="/" search={(o) => ({ ...o, a: s.id })} title="Compare with another session">
             Compare
           </Link>
         )}

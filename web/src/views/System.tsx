@@ -112,6 +112,7 @@ export function System() {
                   to="/sessions/$session/timeline"
                   params={params}
                   search={rounded(around(l.time, l.time + 1e6, whole)) as never}
+                  style={{ color: "inherit", textDecoration: "underline" }}
                 >
                   {offset(l.time, 1e6)}
                 </Link>
