@@ -161,7 +161,7 @@ describe("timeline", () => {
   });
 
   test("a search in bins visits the launches of all kernels that match, forward and back", async () => {
-    const { groups } = await api(`${session}/kernels?group=shape&q=kernel`);
+    const { groups } = await api(`${session}/kernels?group=shape&q=kernel&limit=1000`);
     assert.ok(new Set(groups.map((g) => g.name)).size > 1);
     const { operations } = await api(
       `${session}/operations?operation=kernel&limit=6&shape=${groups.map((g) => g.id).join()}`,
