@@ -495,6 +495,26 @@ func TestRun_UnknownLaunches(t *testing.T) {
 	assert.Equal(t, int64(-1), d.QueueP50Ns)
 }
 
+// TestRun_UnknownLaunchBefore has a known launch after one at an unknown time. Within 100 µs of it, other code
+// of the host cannot be told from the cost of launching.
+func TestRun_UnknownLaunchBefore(t *testing.T) {
+	for _, c := range []struct {
+		host int64
+		want CauseSums
+	}{
+		{60 * µs, CauseSums{Unknown: 62 * µs, Launch: 5 * µs, Latency: 3 * µs}},
+		{300 * µs, CauseSums{Host: 302 * µs, Launch: 5 * µs, Latency: 3 * µs}},
+	} {
+		p := newProgram()
+		row := p.work(store.OpKernel, "a", 1*µs)
+		row.LaunchStartNs, row.LaunchEndNs = store.Int{}, store.Int{}
+		p.host = p.device + c.host + 2*µs
+		p.launch("b", 1*µs)
+		d := &run(t, p.reader(), 1000, Options{}).Devices[0]
+		assert.Equal(t, c.want, d.Active.Idle)
+	}
+}
+
 func TestRun_Deadline(t *testing.T) {
 	p := train(2000, func(p *program, _ int) { kernels(p, 10, 100*µs) })
 	r := run(t, p.reader(), 20_000, Options{Deadline: time.Now().Add(-time.Second)})
