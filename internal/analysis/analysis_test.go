@@ -392,6 +392,27 @@ func TestRun_Causes(t *testing.T) {
 	}
 }
 
+// TestRun_SlowSteps has more slow steps than are listed. The first step is slow too.
+func TestRun_SlowSteps(t *testing.T) {
+	p := train(1000, func(p *program, i int) {
+		kernels(p, 9, 100*µs)
+		ns := 100 * µs
+		if i%5 == 0 {
+			ns += 5 * ms
+		}
+		p.launch("layer9", ns)
+	})
+	r := run(t, p.reader(), 1000, Options{})
+	assert.Equal(t, int64(200), r.Steps.OutlierCount)
+	assert.Len(t, r.Steps.Outliers, maxOutliers)
+	require.Len(t, r.Findings, 1)
+	f := &r.Findings[0]
+	assert.Equal(t, "slow_steps", f.Kind)
+	assert.Equal(t, 199*5*ms, f.GainNs)
+	assert.Contains(t, f.Text, "Of 999 steps after the first, 199 took much longer than the median of 1 ms. ")
+	assert.Equal(t, int64(200), NewAnswer(r, 0).Steps.OutlierCount)
+}
+
 func TestRun_StepsOfKernels(t *testing.T) {
 	for name, c := range map[string]struct {
 		step   func(p *program, i int)

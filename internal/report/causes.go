@@ -393,7 +393,7 @@ func writeSteps(out io.Writer, s *analysis.Steps, width int) {
 	for i := range s.Outliers {
 		o := &s.Outliers[i]
 		if i == shownOutliers {
-			t.add("", "", "", fmt.Sprintf("(%d more slow steps)", len(s.Outliers)-i))
+			t.add("", "", "", fmt.Sprintf("(%d more slow steps)", s.OutlierCount-int64(i)))
 			break
 		}
 		t.add(Time(time.Duration(o.WallNs)), "+"+Time(time.Duration(o.ExcessNs)), stepName(s, &o.Step), slowReason(o))

@@ -67,6 +67,7 @@ type htmlSteps struct {
 	Bars              []htmlBar
 	Rows              []htmlQuantiles
 	Slow              []htmlSlow
+	MoreSlow          int64
 	Paths             []htmlPath
 }
 
@@ -210,6 +211,7 @@ func htmlStepsOf(s *analysis.Steps) *htmlSteps {
 		o := &s.Outliers[i]
 		h.Slow = append(h.Slow, htmlSlow{stepName(s, &o.Step), slowReason(o), analysis.SpanText(o.First.Span), o.WallNs, o.ExcessNs})
 	}
+	h.MoreSlow = s.OutlierCount - int64(len(s.Outliers))
 	steps := slices.Clone(s.Longest)
 	slices.SortFunc(steps, func(a, b analysis.Step) int { return cmp.Compare(a.Number, b.Number) })
 	h.ChartTitle = "All steps in their order."

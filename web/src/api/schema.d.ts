@@ -1395,7 +1395,10 @@ export interface components {
             /** @description The step with the median wall; absent without steps */
             typical?: components["schemas"]["AnalysedStep"];
             longest: components["schemas"]["AnalysedStep"][];
+            /** @description The longest first */
             outliers: components["schemas"]["AnalysedOutlier"][];
+            /** @description Number of outliers */
+            outliers_total: components["schemas"]["Count"];
         };
         Finding: {
             kind: string;
