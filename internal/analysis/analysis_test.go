@@ -345,6 +345,10 @@ func TestRun_Causes(t *testing.T) {
 			row.LaunchEndNs = store.Some(p.host)
 			kernels(p, 10, 100*µs)
 		}, "pageable_copy", BoundDevice, 49 * 800 * µs},
+		"communication": {func(p *program, _ int) {
+			kernels(p, 10, 100*µs)
+			p.launch("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 800*µs)
+		}, "communication", BoundCommunication, 50 * 800 * µs},
 		"slow layer": {func(p *program, i int) {
 			kernels(p, 9, 100*µs)
 			ns := 100 * µs
@@ -379,6 +383,9 @@ func TestRun_Causes(t *testing.T) {
 				assert.Contains(t, f.Text, `in scope "load"`)
 			case "wait":
 				assert.Equal(t, "cudaStreamSynchronize", d.SyncCalls[0].Name)
+			case "communication":
+				assert.Contains(t, f.Text, "ranks that come late: see the view Ranks, or gpuflight ranks.")
+				assert.Equal(t, BoundCommunication, r.Steps.Typical.Bound)
 			case "slow layer":
 				require.Len(t, r.Steps.Outliers, 1)
 				o := r.Steps.Outliers[0]

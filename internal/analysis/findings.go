@@ -107,7 +107,8 @@ func deviceFindings(d *Device) []Finding {
 	add("exposed_copy", "time with copies or sets and no kernels, except of pageable memory",
 		"the device only copied", "Copy in another stream during kernels of the step before.", d.Active.CopyNs-pageable, refs(d.copies))
 	add("communication", "time with communication and no other kernels",
-		"the device only communicated", "Overlap communication with compute: smaller buckets, another stream, less data.", d.Active.CommunicationNs, refs(d.comms))
+		"the device only communicated",
+		"This can include waits for ranks that come late: see the view Ranks, or gpuflight ranks. Overlap the rest with compute: smaller buckets, another stream, less data.", d.Active.CommunicationNs, refs(d.comms))
 	var small, ns, count int64
 	var evidence []Ref
 	for _, k := range d.small {

@@ -88,7 +88,7 @@ type htmlQuantiles struct {
 }
 
 type htmlSlow struct {
-	Name, Reason, Span string
+	Name, Reason, Span, Limit string
 	WallNs, ExcessNs   int64
 }
 
@@ -209,7 +209,7 @@ func htmlStepsOf(s *analysis.Steps) *htmlSteps {
 	}
 	for i := range s.Outliers {
 		o := &s.Outliers[i]
-		h.Slow = append(h.Slow, htmlSlow{stepName(s, &o.Step), slowReason(o), analysis.SpanText(o.First.Span), o.WallNs, o.ExcessNs})
+		h.Slow = append(h.Slow, htmlSlow{stepName(s, &o.Step), slowReason(o), analysis.SpanText(o.First.Span), string(o.Bound), o.WallNs, o.ExcessNs})
 	}
 	h.MoreSlow = s.OutlierCount - int64(len(s.Outliers))
 	steps := slices.Clone(s.Longest)

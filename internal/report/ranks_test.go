@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/pmetric"
 
+	"github.com/gpuflight/gpuflight/internal/analysis"
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 )
 
@@ -26,6 +27,15 @@ func TestRanks_NCCL(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, got.Ranks, 2)
 	assert.Equal(t, 743, got.Total)
+
+	// Rank 0 waits for rank 1 inside its kernels.
+	alone, problem, err := c.Results(t.Context())
+	require.NoError(t, err)
+	require.Empty(t, problem)
+	require.Len(t, alone, 2)
+	assert.Equal(t, analysis.BoundCommunication, alone[0].Devices[0].Bound)
+	require.NotEmpty(t, alone[0].Findings)
+	assert.Equal(t, "communication", alone[0].Findings[0].Kind)
 
 	slow := got.Ranks[1]
 	require.NotEmpty(t, got.Findings)

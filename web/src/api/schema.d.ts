@@ -1296,10 +1296,10 @@ export interface components {
             scopes: components["schemas"]["CompareRow"][];
         };
         /**
-         * @description What limits the device
+         * @description What limits the device or the step
          * @enum {string}
          */
-        Bound: "device" | "launch" | "host" | "dependency" | "unknown";
+        Bound: "device" | "launch" | "host" | "communication" | "dependency" | "unknown";
         /** @description A partition: compute, communication only, copies only and idle time sum to wall, and the causes sum to the idle time */
         Parts: {
             wall_ns: components["schemas"]["Ns"];

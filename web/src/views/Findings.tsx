@@ -16,6 +16,7 @@ const bounds: Record<Schemas["Bound"], string> = {
   device: "limited by the device",
   launch: "launch-bound: limited by launches",
   host: "limited by the host",
+  communication: "limited by communication, or waits for other ranks",
   dependency: "limited by dependencies",
   unknown: "limit unknown",
 };
@@ -233,9 +234,12 @@ function StepsPanel({ a }: { a: Analysis }) {
       <div className={ui.row}>
         <h2>{count(s.count)} steps</h2>
         {s.typical && (
-          <Show start={s.typical.start} ns={s.typical.wall_ns} path>
-            critical path of the typical step
-          </Show>
+          <>
+            <Badge title="What limits the typical step">{bounds[s.typical.bound]}</Badge>
+            <Show start={s.typical.start} ns={s.typical.wall_ns} path>
+              critical path of the typical step
+            </Show>
+          </>
         )}
         <span className={ui.muted}>
           begin with {s.rule === "scopes" ? "scope" : "kernel"} {s.name}
@@ -270,7 +274,10 @@ function StepsPanel({ a }: { a: Analysis }) {
         <table className={ui.table} aria-label="Slow steps">
           <thead>
             <tr>
-              <th scope="col">{s.outliers.length ? "Slow step" : "Longest step"}</th>
+              <th scope="col">
+                {s.outliers.length ? "Slow step" : "Longest step"}
+                {s.outliers.length < s.outliers_total && ` (${s.outliers.length} of ${count(s.outliers_total)})`}
+              </th>
               <th scope="col" className={ui.right}>
                 Number
               </th>
@@ -278,6 +285,7 @@ function StepsPanel({ a }: { a: Analysis }) {
                 Wall
               </th>
               <th scope="col">Start</th>
+              <th scope="col">Limit</th>
               <th scope="col">Differs most</th>
             </tr>
           </thead>
@@ -294,6 +302,7 @@ function StepsPanel({ a }: { a: Analysis }) {
                   {duration(o.wall_ns)}
                 </td>
                 <td>{offset(o.start, 1)}</td>
+                <td>{bounds[o.bound]}</td>
                 <td>
                   <Differs o={o} />
                 </td>
