@@ -429,13 +429,14 @@ func (w *walker) host(t int64, launching bool) (*pathOp, int64) {
 		part := PathPart{Kind: PathKind(c.cause), Name: c.name, Spans: []Ref{c.ref}}
 		if c.cause == Sync || c.cause == CopyCall {
 			o := w.ended(end, nil)
-			if c.op >= 0 && w.ops[c.op].end <= end && w.ops[c.op].end > w.ops[c.op].start && w.ops[c.op].start < end {
+			if c.op >= 0 && w.ops[c.op].end > w.ops[c.op].start && w.ops[c.op].start < end { // it may end after the call
 				o = &w.ops[c.op]
 			}
 			if o != nil && o.end > c.start {
+				done := min(o.end, end)
 				part.Spans = append(part.Spans, o.ref)
-				w.put(o.end, end, part)
-				return o, o.end
+				w.put(done, end, part)
+				return o, done
 			}
 		}
 		w.put(c.start, end, part)

@@ -189,6 +189,26 @@ func TestStepPath_PartlyKnown(t *testing.T) {
 	assert.Equal(t, []string{"unknown  252", "launch next 5", "latency next 3"}, texts(c))
 }
 
+// TestStepPath_Copy has a copy of pageable memory whose call returns shortly before its end.
+func TestStepPath_Copy(t *testing.T) {
+	p := newProgram()
+	p.launch("a", 10*µs)
+	p.host = p.device + 200*µs
+	row := p.work(store.OpCopy, "memcpy HtoD", 800*µs, []store.Attr{
+		{Key: semconv.CUDAMemcpyKind, Value: store.Value{Kind: store.KindString, Str: "HtoD"}},
+		{Key: semconv.CUDAMemcpySourceKind, Value: store.Value{Kind: store.KindString, Str: "pageable"}},
+	}...)
+	p.host = row.EndNs - 2*µs
+	row.LaunchEndNs = store.Some(p.host)
+	p.host += 20 * µs
+	p.launch("b", 10*µs)
+	r := p.reader()
+	c, err := StepPath(t.Context(), FromReader(r, "", "s"), r.ops[0].StartNs, r.ops[2].StartNs, "GPU-1")
+	require.NoError(t, err)
+	checkPath(t, c, r.ops)
+	assert.Equal(t, []string{"host  210", "copy_call memcpy HtoD 8", "copy memcpy HtoD 798", "launch  20", "launch b 5", "latency b 3"}, texts(c))
+}
+
 func TestStepPath_TooLong(t *testing.T) {
 	p := newProgram()
 	row := *p.row(store.OpKernel, "k", 1, 2)
