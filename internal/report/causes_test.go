@@ -107,6 +107,23 @@ func TestCauses_ExampleTraining(t *testing.T) {
 	}
 }
 
+// TestWriteJSON_Analyses fixes the names and values of analyses in --json. Of long lists it has the first elements.
+func TestWriteJSON_Analyses(t *testing.T) {
+	list := causesOfPath(t, "../../test/gpu/causes/recordings/slow_layer.otlp.jsonl.gz")
+	require.Len(t, list, 1)
+	s := &list[0]
+	s.Steps.Longest = s.Steps.Longest[:1]
+	d := &s.Devices[0]
+	d.Gaps = d.Gaps[:2]
+	require.Len(t, s.Paths, 2)
+	for _, p := range s.Paths {
+		p.Parts = p.Parts[:3]
+	}
+	var out bytes.Buffer
+	require.NoError(t, WriteJSON(&out, &Totals{}, &Windows{}, &Inside{}, list, 0))
+	golden(t, "analyses.json", out.Bytes())
+}
+
 // TestCauses_KnownCauses reads recordings of test/gpu/causes/program.py.
 func TestCauses_KnownCauses(t *testing.T) {
 	const dir = "../../test/gpu/causes/recordings"
