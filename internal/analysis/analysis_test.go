@@ -420,6 +420,22 @@ func TestRun_SlowSteps(t *testing.T) {
 	assert.Equal(t, int64(200), NewAnswer(r, 0).Steps.OutlierCount)
 }
 
+// TestRun_SlowStepOfCause has a step that is slow because of a cause of idle time.
+func TestRun_SlowStepOfCause(t *testing.T) {
+	p := train(50, func(p *program, i int) {
+		kernels(p, 10, 100*µs)
+		if i == 25 {
+			p.host += 20 * ms
+		}
+	})
+	r := run(t, p.reader(), 1000, Options{})
+	i := slices.IndexFunc(r.Findings, func(f Finding) bool { return f.Kind == "slow_steps" })
+	require.GreaterOrEqual(t, i, 0)
+	assert.Contains(t, r.Findings[i].Text, ": its idle time (host code) is ")
+	assert.Equal(t, "idle time (queued)", PartText("queued"))
+	assert.Equal(t, "copy", PartText("copy"))
+}
+
 func TestRun_StepsOfKernels(t *testing.T) {
 	for name, c := range map[string]struct {
 		step   func(p *program, i int)

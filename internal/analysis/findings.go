@@ -188,7 +188,7 @@ func stepFindings(s *Steps) []Finding {
 		Kind: "slow_steps", Device: s.Device, GainNs: gain, OfNs: total, FloorNs: total - gain, Evidence: list,
 		Share: float64(gain) / float64(max(total, 1)), Formula: "sum of wall − median wall over the outliers except the first step",
 		Text: fmt.Sprintf("Of %d steps after the first, %d took much longer than the median of %s. Number %d (%s) took %s: its %s is %s above the median%s.",
-			s.Count-1, s.lateCount, Duration(s.P50.WallNs), o.Number, o.Name, Duration(o.WallNs), o.Part, Duration(o.PartExcessNs), kernel),
+			s.Count-1, s.lateCount, Duration(s.P50.WallNs), o.Number, o.Name, Duration(o.WallNs), PartText(o.Part), Duration(o.PartExcessNs), kernel),
 	}}
 }
 

@@ -369,7 +369,7 @@ func stepName(s *analysis.Steps, step *analysis.Step) string {
 }
 
 func slowReason(o *analysis.Outlier) string {
-	reason := fmt.Sprintf("%s: +%s", o.Part, Time(time.Duration(o.PartExcessNs)))
+	reason := fmt.Sprintf("%s: +%s", analysis.PartText(o.Part), Time(time.Duration(o.PartExcessNs)))
 	if o.Kernel != "" {
 		reason += fmt.Sprintf(", +%s in %s", Time(time.Duration(o.KernelExcessNs)), compact(clean(o.Kernel, 1000)))
 	}

@@ -304,7 +304,7 @@ function StepsPanel({ a }: { a: Analysis }) {
                 <td>{offset(o.start, 1)}</td>
                 <td>{bounds[o.bound]}</td>
                 <td>
-                  <Differs o={o} />
+                  <Differs o={o} a={a} />
                 </td>
               </tr>
             ))}
@@ -316,12 +316,13 @@ function StepsPanel({ a }: { a: Analysis }) {
 }
 
 /** Differs says what of a slow step is above its median the most. A kernel is a link to its launches in the step. */
-function Differs({ o }: { o: Schemas["AnalysedStep"] & Partial<Schemas["AnalysedOutlier"]> }) {
+function Differs({ o, a }: { o: Schemas["AnalysedStep"] & Partial<Schemas["AnalysedOutlier"]>; a: Analysis }) {
   const session = useSession();
   if (!o.part) return null;
+  const cause = a.causes.find((c) => c.cause === o.part)?.text.split(":")[0];
   return (
     <>
-      {o.part}: {duration(o.part_excess_ns ?? 0)} above the median
+      {cause ? `idle time (${cause})` : o.part}: {duration(o.part_excess_ns ?? 0)} above the median
       {o.kernel && (
         <>
           {", "}
