@@ -74,6 +74,7 @@ type device struct {
 	id, model string
 	index     store.Int
 	from      int64
+	requests  bool // see isRequests
 	scopes    scopeCursor
 	carry
 	tally
@@ -368,11 +369,17 @@ func (d *device) hostParts(a, launch int64, w *work, g *Gap, hostFrom, hostTo *i
 	switch {
 	case latest > 0 && w.launchStart-latest <= LaunchGapNs:
 		g.Idle[Launch] += rest
+		return
 	case d.any && !d.last.launched && w.launchStart-d.returned() <= LaunchGapNs:
 		g.Idle[Unknown] += rest // launch or host
-	default:
-		g.Idle[Host] += rest
+		return
 	}
+	if d.requests {
+		waits := min(rest, d.scopes.before(*hostFrom, *hostTo, launch))
+		g.Idle[NothingQueued] += waits
+		rest -= waits
+	}
+	g.Idle[Host] += rest
 }
 
 // dropCalls forgets calls that end by b.

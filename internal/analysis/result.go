@@ -19,9 +19,12 @@ type Result struct {
 	// LaunchesKnown and LaunchesUnknown count operations of devices with and without launch times.
 	LaunchesKnown   int64
 	LaunchesUnknown int64
-	Devices         []Device
-	Steps           Steps
-	Findings        []Finding
+	// MissingShare is the share of the work of the session that has no span, 0 below 5 %. All idle time
+	// then has the cause unknown, and the only finding says so.
+	MissingShare float64
+	Devices      []Device
+	Steps        Steps
+	Findings     []Finding
 }
 
 // Parts is a partition of time on one device: WallNs = ComputeNs + CommunicationNs + CopyNs + IdleNs,
@@ -165,7 +168,7 @@ type Bound string
 
 // Bounds, in the active interval. BoundDevice is tested first. Of the others, that with the most time holds.
 const (
-	// BoundUnknown: no work, or idle time by cause unknown.
+	// BoundUnknown: no work, or idle time by cause unknown or nothing_queued.
 	BoundUnknown Bound = "unknown"
 	// BoundDevice: compute and copies for at least [DeviceBusy] of the time.
 	BoundDevice Bound = "device"
@@ -175,7 +178,7 @@ const (
 	BoundHost Bound = "host"
 	// BoundCommunication: communication without compute and copies. It includes waits for other ranks.
 	BoundCommunication Bound = "communication"
-	// BoundDependency: idle time by queued, nothing_queued and start_up.
+	// BoundDependency: idle time by queued and start_up.
 	BoundDependency Bound = "dependency"
 )
 
@@ -192,9 +195,9 @@ func (p *Parts) bound() Bound {
 	i := &p.Idle
 	launch := i[Launch] + i[Latency] + i[SlowLaunch]
 	host := i[Sync] + i[Allocator] + i[CopyCall] + i[Host]
-	other := i[Queued] + i[NothingQueued] + i[StartUp]
-	switch most := max(launch, host, other, p.CommunicationNs, i[Unknown]); most {
-	case i[Unknown]:
+	other := i[Queued] + i[StartUp]
+	switch most := max(launch, host, other, p.CommunicationNs, i[Unknown], i[NothingQueued]); most {
+	case i[Unknown], i[NothingQueued]:
 		return BoundUnknown
 	case p.CommunicationNs:
 		return BoundCommunication
