@@ -89,7 +89,7 @@ type htmlQuantiles struct {
 
 type htmlSlow struct {
 	Name, Reason, Span, Limit string
-	WallNs, ExcessNs   int64
+	WallNs, ExcessNs          int64
 }
 
 type htmlKernel struct{ Time, Share, Calls, Mean, Max, Name, Full, Shape, Span string }
