@@ -430,7 +430,7 @@ func TestRun_SlowStepOfCause(t *testing.T) {
 	p := train(50, func(p *program, i int) {
 		kernels(p, 10, 100*µs)
 		if i == 25 {
-			p.host += 20 * ms
+			p.host += 60 * ms // it is 24 ms ahead of the device
 		}
 	})
 	r := run(t, p.reader(), 1000, Options{})
