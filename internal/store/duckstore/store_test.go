@@ -77,6 +77,35 @@ func TestStore_Restart(t *testing.T) {
 	assert.Equal(t, "train|step", op.PlaceRef.ScopePath)
 }
 
+// TestStore_ReservedProjects has projects with names that the store uses in its directory.
+func TestStore_ReservedProjects(t *testing.T) {
+	ctx := context.Background()
+	dir := t.TempDir()
+	s, err := Open(ctx, Config{Directory: dir})
+	require.NoError(t, err)
+	projects := []string{"tmp", "lock", "catalog", "catalog.new", "baselines.json", "baselines.json.new", "baselines.json.damaged", "Catalog", "catalog2"}
+	for _, project := range projects {
+		b := batch("a", 1e18, 10)
+		b.Project = project
+		write(t, s, b)
+		require.NoError(t, s.SetBaseline(ctx, project, "main", "a"))
+	}
+	assert.DirExists(t, filepath.Join(dir, "catalog2", "sessions"))
+	require.NoError(t, s.Close(ctx))
+	// An earlier build had this folder.
+	require.NoError(t, os.Rename(filepath.Join(dir, hashed("catalog.new")), filepath.Join(dir, "catalog.new")))
+	s = openStore(t, Config{Directory: dir})
+	assert.Zero(t, s.Stats().Damaged)
+	for _, project := range projects {
+		page, err := s.Ops(ctx, store.OpQuery{Project: project, Session: "a", Limit: 100})
+		require.NoError(t, err, project)
+		assert.Len(t, page.Rows, 10, project)
+		list, err := s.Baselines(ctx, project)
+		require.NoError(t, err)
+		assert.Equal(t, []store.Baseline{{Name: "main", Session: "a"}}, list, project)
+	}
+}
+
 func TestStore_DamagedFile(t *testing.T) {
 	ctx := context.Background()
 	dir := t.TempDir()
