@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -169,6 +170,36 @@ func TestStore_Segments(t *testing.T) {
 	assert.Zero(t, s.Stats().Segments)
 	_, err = s.Session(ctx, "", "a")
 	require.ErrorIs(t, err, store.ErrNotFound)
+}
+
+// TestRetain_Undeletable has a session whose file cannot be removed. Others are deleted, and it stays
+// until its file can be removed.
+func TestRetain_Undeletable(t *testing.T) {
+	ctx := context.Background()
+	s := openStore(t, Config{Directory: t.TempDir()})
+	for i, id := range []string{"a", "b"} {
+		write(t, s, batch(id, 1e18+int64(i)*1e9, 10))
+		require.NoError(t, s.Seal(ctx, "", id))
+	}
+	// A folder that is not empty cannot be removed as a file.
+	block := filepath.Join(s.dir, "_", "sessions", "a", "1.duckdb.wal.recovery")
+	require.NoError(t, os.MkdirAll(filepath.Join(block, "x"), 0o700))
+	deleted, err := s.Retain(ctx, store.Retention{MaxAge: time.Second})
+	require.ErrorContains(t, err, `retain: session "a" of project "": remove `+block)
+	require.Len(t, deleted, 1)
+	assert.Equal(t, "b", deleted[0].Session)
+	info, err := s.Session(ctx, "", "a")
+	require.NoError(t, err)
+	assert.EqualValues(t, 10, info.Counts["ops"])
+	require.NoError(t, os.RemoveAll(block))
+	page, err := s.Ops(ctx, store.OpQuery{Session: "a", Limit: 100})
+	require.NoError(t, err)
+	assert.Len(t, page.Rows, 10)
+	deleted, err = s.Retain(ctx, store.Retention{MaxAge: time.Second})
+	require.NoError(t, err)
+	require.Len(t, deleted, 1)
+	assert.Equal(t, "a", deleted[0].Session)
+	assert.NoDirExists(t, filepath.Join(s.dir, "_", "sessions", "a"))
 }
 
 func TestStore_Sandbox(t *testing.T) {
