@@ -7,6 +7,9 @@ package duckstore
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -107,4 +110,45 @@ func TestStore_DiskFull(t *testing.T) {
 			}
 		})
 	}
+}
+
+// killChildren kills the processes that this one started.
+func killChildren(t *testing.T) {
+	names, err := filepath.Glob("/proc/[0-9]*/stat")
+	require.NoError(t, err)
+	for _, name := range names {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			continue // it ended
+		}
+		var pid, parent int
+		var state string
+		_, after, _ := strings.Cut(string(b), ") ")
+		_, err = fmt.Sscan(after, &state, &parent)
+		require.NoError(t, err)
+		_, err = fmt.Sscan(string(b), &pid)
+		require.NoError(t, err)
+		if parent == os.Getpid() {
+			require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+		}
+	}
+}
+
+// TestReadFiles_Killed kills a process that reads a file. That says nothing about the file.
+func TestReadFiles_Killed(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, Config{Directory: dir})
+	write(t, s, batch("a", 1e18, 100_000)) // more than a pipe holds
+	require.NoError(t, s.Close(t.Context()))
+	var last response
+	batches := 0
+	err := readFiles(t.Context(), request{Files: []string{segmentOf(dir, "a")}, Rows: true}, func(_ int, a *response) error {
+		if batches++; batches == 1 {
+			killChildren(t)
+		}
+		last = *a
+		return nil
+	})
+	require.NoError(t, err)
+	assert.Equal(t, response{Err: "DuckDB cannot read it: its process was killed, probably for lack of memory", Temporary: true}, last)
 }
