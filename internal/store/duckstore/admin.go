@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -379,7 +378,10 @@ func (s *Store) Export(ctx context.Context, project, id, file string) error {
 	}
 	defer v.close()
 	// DuckDB may only write below the directory of the store.
-	building := filepath.Join(s.dir, "export-"+strconv.FormatInt(time.Now().UnixNano(), 10)+".new")
+	building, err := s.scratch(".new")
+	if err != nil {
+		return fmt.Errorf("export: %w", err)
+	}
 	defer func() { _ = removeFile(building) }()
 	meta := map[string]string{"schema_version": strconv.Itoa(schemaVersion()), "project": "", "session": id,
 		"segment": "1", "from_ns": "0", "sealed": "1"}

@@ -9,10 +9,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"time"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/keys"
@@ -91,7 +88,10 @@ func (s *Store) importFile(ctx context.Context, project, file string) (string, e
 	err = readFiles(ctx, request{Files: []string{path}, Rows: true}, read)
 	if err == nil && old {
 		// The store changes a copy. DuckDB may only write below the directory of the store.
-		migrated := filepath.Join(s.dir, "import-"+strconv.FormatInt(time.Now().UnixNano(), 10)+".new")
+		var migrated string
+		if migrated, err = s.scratch(".new"); err != nil {
+			return "", err
+		}
 		defer func() { _ = removeFile(migrated) }()
 		if err = copyNew(path, migrated); err == nil {
 			err = s.migrate(ctx, migrated)

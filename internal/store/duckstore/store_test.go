@@ -202,6 +202,27 @@ func TestRetain_Undeletable(t *testing.T) {
 	assert.NoDirExists(t, filepath.Join(s.dir, "_", "sessions", "a"))
 }
 
+// TestExport_Scratch checks that an export builds its file in the folder that each start empties.
+func TestExport_Scratch(t *testing.T) {
+	ctx := context.Background()
+	dir := t.TempDir()
+	s := openStore(t, Config{Directory: dir})
+	write(t, s, batch("a", 1e18, 10))
+	tmp := filepath.Join(dir, "tmp")
+	require.NoError(t, os.RemoveAll(tmp))
+	require.NoError(t, os.WriteFile(tmp, nil, 0o600))
+	file := filepath.Join(t.TempDir(), "x.duckdb")
+	require.ErrorContains(t, s.Export(ctx, "", "a", file), "export: mkdir "+tmp+": not a directory")
+	require.NoError(t, os.Remove(tmp))
+	require.NoError(t, s.Export(ctx, "", "a", file))
+	require.NoError(t, s.Close(ctx))
+	left := filepath.Join(tmp, "export-1.new")
+	require.NoError(t, os.MkdirAll(tmp, 0o700))
+	require.NoError(t, os.WriteFile(left, nil, 0o600))
+	openStore(t, Config{Directory: dir})
+	assert.NoFileExists(t, left)
+}
+
 func TestStore_Sandbox(t *testing.T) {
 	s := openStore(t, Config{Directory: t.TempDir()})
 	outside := filepath.Join(t.TempDir(), "x.duckdb")
