@@ -152,3 +152,34 @@ func TestReadFiles_Killed(t *testing.T) {
 	require.NoError(t, err)
 	assert.Equal(t, response{Err: "DuckDB cannot read it: its process was killed, probably for lack of memory", Temporary: true}, last)
 }
+
+// TestRetain_MinFree has one pinned and two other sessions on a small disk, and asks for the space of one more.
+func TestRetain_MinFree(t *testing.T) {
+	ctx := context.Background()
+	dir, _ := smallDisk(t, 64<<20)
+	s := openStore(t, Config{Directory: dir})
+	for i, id := range []string{"pinned", "oldest", "newest"} {
+		write(t, s, batch(id, 1e18+int64(i)*1e9, 20_000))
+		require.NoError(t, s.Seal(ctx, "", id))
+	}
+	require.NoError(t, s.Pin(ctx, "", "pinned", true))
+	require.NoError(t, s.detach(ctx, s.sessions[sessionKey{"", "pinned"}].segments[0])) // writes its log to its file
+	var st syscall.Statfs_t
+	require.NoError(t, syscall.Statfs(dir, &st))
+	free := int64(st.Bavail) * st.Bsize
+	deleted, err := s.Retain(ctx, store.Retention{MinFree: free})
+	require.NoError(t, err)
+	assert.Empty(t, deleted)
+	deleted, err = s.Retain(ctx, store.Retention{MinFree: free + 1})
+	require.NoError(t, err)
+	require.Len(t, deleted, 1)
+	assert.Positive(t, deleted[0].Bytes)
+	deleted[0].Bytes = 0
+	assert.Equal(t, store.Deleted{Session: "oldest", Reason: "min_free"}, deleted[0])
+	deleted, err = s.Retain(ctx, store.Retention{MinFree: 1 << 40})
+	require.NoError(t, err)
+	require.Len(t, deleted, 1)
+	assert.Equal(t, "newest", deleted[0].Session)
+	_, err = s.Session(ctx, "", "pinned")
+	require.NoError(t, err)
+}
