@@ -20,7 +20,8 @@ const importRows = 20_000
 
 // Import implements [store.Admin]. A process of its own opens the file and checks all rows before it
 // sends the first one. The rows are then written like others. So importing a session again changes
-// nothing, and importing one that exists adds the rows that are missing. After an error such as a full
+// nothing, and importing one that exists adds the rows that are missing. A new session is pinned, because
+// retention would soon delete an old one. After an error such as a full
 // disk, a part of the rows may be stored.
 func (s *Store) Import(ctx context.Context, project, file string) (string, error) {
 	session, err := s.importFile(ctx, project, file)
@@ -39,6 +40,7 @@ func (s *Store) importFile(ctx context.Context, project, file string) (string, e
 		return "", err
 	}
 	session, seal, old := "", false, false
+	pinned := true // a session that exists stays as it is
 	var meta map[string]string
 	read := func(_ int, a *response) error {
 		switch {
@@ -71,7 +73,7 @@ func (s *Store) importFile(ctx context.Context, project, file string) (string, e
 				}
 				seal = sealed
 			} else {
-				seal = true
+				seal, pinned = true, false
 			}
 		}
 		a.Batch.Project = project
@@ -80,6 +82,10 @@ func (s *Store) importFile(ctx context.Context, project, file string) (string, e
 		}
 		keys.Set(a.Batch)
 		r, err := s.Write(ctx, []*store.Batch{a.Batch})
+		if err == nil && !pinned {
+			pinned = true
+			err = s.Pin(ctx, project, session, true)
+		}
 		if err == nil && r.Rejected > 0 {
 			err = fmt.Errorf("session %q cannot hold %d rows", session, r.Rejected)
 		}

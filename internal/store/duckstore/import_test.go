@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -55,6 +56,10 @@ func TestImport_Twice(t *testing.T) {
 		info, err := to.Session(ctx, "team", session)
 		require.NoError(t, err)
 		assert.True(t, info.Sealed)
+		assert.True(t, info.Pinned)
+		deleted, err := to.Retain(ctx, store.Retention{MaxAge: time.Second})
+		require.NoError(t, err)
+		assert.Empty(t, deleted)
 		info.Bytes = 0
 		infos = append(infos, info)
 	}
@@ -66,6 +71,12 @@ func TestImport_Twice(t *testing.T) {
 	assert.Equal(t, infos[0], infos[1], "the second import changes nothing")
 	assert.Zero(t, to.Stats().Rejected)
 	sameRows(t, from, to, session)
+	require.NoError(t, to.Pin(ctx, "team", session, false))
+	_, err = to.Import(ctx, "team", file)
+	require.NoError(t, err)
+	info, err := to.Session(ctx, "team", session)
+	require.NoError(t, err)
+	assert.False(t, info.Pinned, "of a session that existed")
 }
 
 // sameRows compares rows and statistics of a session in two projects.
