@@ -135,12 +135,13 @@ func (b *backend) findUnsealed(ctx context.Context) error {
 	return nil
 }
 
-// maintain seals sessions and applies retention until ctx ends.
+// maintain seals sessions, applies retention and warns of rejected rows until ctx ends.
 func (b *backend) maintain(ctx context.Context, tick *time.Ticker) {
 	defer tick.Stop()
 	for {
 		b.seal(ctx)
 		b.retain(ctx)
+		b.warnRejected()
 		select {
 		case <-ctx.Done():
 			return
