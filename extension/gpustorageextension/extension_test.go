@@ -440,6 +440,35 @@ func TestBackend_Rejected(t *testing.T) {
 		"reason": "a time before 1970 or after 2116, a session id above 256 bytes, or rows of a session that has sums only"}, logs.All()[0].ContextMap())
 }
 
+// TestRetain_LiveAboveMaxSize has a live session that is larger than max_size. The sealed one is deleted, and
+// one warning says why.
+func TestRetain_LiveAboveMaxSize(t *testing.T) {
+	b, logs := maintained(t, map[string]any{"max_size": "1KiB", "min_free": 0})
+	for _, id := range []string{"sealed", "live"} {
+		_, err := b.Write(t.Context(), spans(id, 3))
+		require.NoError(t, err)
+	}
+	require.NoError(t, b.Seal(t.Context(), "", "sealed"))
+	b.retain(t.Context())
+	b.retain(t.Context())
+	_, err := b.Session(t.Context(), "", "sealed")
+	require.ErrorIs(t, err, store.ErrNotFound)
+	require.Equal(t, 1, logs.Len())
+	warning := logs.All()[0]
+	assert.Equal(t, "store above max_size: only live, pinned and baseline sessions remain, which are not deleted", warning.Message)
+	assert.EqualValues(t, 1024, warning.ContextMap()["max_size"])
+	info, err := b.Session(t.Context(), "", "live")
+	require.NoError(t, err)
+	assert.Equal(t, info.Bytes, warning.ContextMap()["bytes"])
+	require.NoError(t, b.Seal(t.Context(), "", "live"))
+	b.retain(t.Context())
+	assert.Equal(t, 1, logs.Len())
+	_, err = b.Write(t.Context(), spans("live", 3))
+	require.NoError(t, err)
+	b.retain(t.Context())
+	assert.Equal(t, 2, logs.Len(), "above again")
+}
+
 var _ component.Component = (*gpuStorage)(nil)
 
 // value sums the data points of a metric. For a histogram it is their count.

@@ -182,7 +182,8 @@ func (b *backend) seal(ctx context.Context) {
 	}
 }
 
-// retain applies the limits of retention.
+// retain applies the limits of retention. Sessions that it cannot delete count for max_size too: the limit is
+// that of a disk. Once they alone exceed it, retain warns.
 func (b *backend) retain(ctx context.Context) {
 	if b.limits == (store.Retention{}) {
 		return
@@ -193,5 +194,13 @@ func (b *backend) retain(ctx context.Context) {
 	}
 	if err != nil && ctx.Err() == nil {
 		b.logger.Warn("cannot apply retention", zap.Error(err))
+	}
+	if b.limits.MaxSize == 0 || b.usage == nil {
+		return
+	}
+	size := b.usage().bytes
+	if above := size > b.limits.MaxSize; b.above.Swap(above) != above && above {
+		b.logger.Warn("store above max_size: only live, pinned and baseline sessions remain, which are not deleted",
+			zap.Int64("bytes", size), zap.Int64("max_size", b.limits.MaxSize))
 	}
 }
