@@ -10,7 +10,7 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrInvalid: the query is outside its limits.
 	ErrInvalid = errors.New("invalid query")
-	// ErrRetry: the write may succeed later, for example after a full disk has space again.
+	// ErrRetry: the call may succeed later, for example after a full disk has space again.
 	ErrRetry = errors.New("temporarily unavailable")
 	// ErrInUse: another process uses the directory.
 	ErrInUse = errors.New("in use by another process")

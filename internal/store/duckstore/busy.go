@@ -175,12 +175,12 @@ func (v *view) busyBefore(ctx context.Context, q *store.BusyQuery, times []int64
 	return nil
 }
 
-type eachFunc func(query string, scan func(*sql.Rows) error, args ...any) error
+type rowsFunc func(query string, scan func(*sql.Rows) error, args ...any) error
 
 // busyDevices returns the devices of lanes.
-func (v *view) busyDevices(each eachFunc, device string) (map[uint32]string, error) {
+func (v *view) busyDevices(rows rowsFunc, device string) (map[uint32]string, error) {
 	out := map[uint32]string{}
-	return out, each("SELECT id, device FROM "+v.dict(lanes)+" WHERE ? IN ('', device)", func(r *sql.Rows) error {
+	return out, rows("SELECT id, device FROM "+v.dict(lanes)+" WHERE ? IN ('', device)", func(r *sql.Rows) error {
 		var id uint32
 		var name string
 		err := r.Scan(&id, &name)
@@ -191,10 +191,10 @@ func (v *view) busyDevices(each eachFunc, device string) (map[uint32]string, err
 
 // busyEnds returns the latest end of the kernels of each device. Tail is the first bin that gap_bins does not
 // have.
-func (v *view) busyEnds(each eachFunc, tail int64) (map[string]int64, error) {
+func (v *view) busyEnds(rows rowsFunc, tail int64) (map[string]int64, error) {
 	out := map[string]int64{}
 	kernels := v.kernelsSQL(rangesSQL([][2]int64{{tail << gapLevel, math.MaxInt64}}))
-	return out, each("SELECT device, max(e) FROM (SELECT device, reach_ns AS e FROM {gap_bins} UNION ALL SELECT device, e FROM ("+kernels+")) GROUP BY 1", func(r *sql.Rows) error {
+	return out, rows("SELECT device, max(e) FROM (SELECT device, reach_ns AS e FROM {gap_bins} UNION ALL SELECT device, e FROM ("+kernels+")) GROUP BY 1", func(r *sql.Rows) error {
 		var device string
 		var end int64
 		err := r.Scan(&device, &end)
@@ -205,7 +205,7 @@ func (v *view) busyEnds(each eachFunc, tail int64) (map[string]int64, error) {
 
 // busyStarts returns the states of the devices at the starts of bins. Devices without a kernel before are
 // absent.
-func (v *view) busyStarts(each eachFunc, device string, bins []int64) (map[int64]map[string]busyState, error) {
+func (v *view) busyStarts(rows rowsFunc, device string, bins []int64) (map[int64]map[string]busyState, error) {
 	type key struct {
 		device string
 		bin    int64
@@ -213,7 +213,7 @@ func (v *view) busyStarts(each eachFunc, device string, bins []int64) (map[int64
 	first := map[string]int64{}
 	var firstBins [][2]int64
 	wanted := map[key]bool{}
-	err := each("SELECT device, min(bin) FROM {gap_bins} WHERE ? IN ('', device) GROUP BY 1", func(r *sql.Rows) error {
+	err := rows("SELECT device, min(bin) FROM {gap_bins} WHERE ? IN ('', device) GROUP BY 1", func(r *sql.Rows) error {
 		var k key
 		err := r.Scan(&k.device, &k.bin)
 		wanted[k] = true
@@ -223,7 +223,7 @@ func (v *view) busyStarts(each eachFunc, device string, bins []int64) (map[int64
 	if err != nil || len(wanted) == 0 {
 		return nil, err
 	}
-	err = each("SELECT device, s >> ?, min(s) FROM ("+v.kernelsSQL(rangesSQL(firstBins))+") GROUP BY 1, 2", func(r *sql.Rows) error {
+	err = rows("SELECT device, s >> ?, min(s) FROM ("+v.kernelsSQL(rangesSQL(firstBins))+") GROUP BY 1, 2", func(r *sql.Rows) error {
 		var k key
 		var s int64
 		err := r.Scan(&k.device, &k.bin, &s)
@@ -237,7 +237,7 @@ func (v *view) busyStarts(each eachFunc, device string, bins []int64) (map[int64
 	}
 	// The database sums the bins between two wanted ones. The loop below accumulates these sums.
 	sums := map[key]busyState{}
-	err = each("SELECT t.bin, g.device, "+lowBits("g.sum_ns")+", max(g.reach_ns) FROM {gap_bins} g ASOF JOIN (SELECT unnest($1::BIGINT[]) AS bin) t ON g.bin < t.bin "+
+	err = rows("SELECT t.bin, g.device, "+lowBits("g.sum_ns")+", max(g.reach_ns) FROM {gap_bins} g ASOF JOIN (SELECT unnest($1::BIGINT[]) AS bin) t ON g.bin < t.bin "+
 		"WHERE $2 IN ('', g.device) GROUP BY 1, 2", func(r *sql.Rows) error {
 		var k key
 		var x busyState

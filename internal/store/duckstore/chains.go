@@ -5,7 +5,6 @@
 package duckstore
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
@@ -24,8 +23,9 @@ import (
 // of each chain, and no single span.
 //
 // This does not work if a stored span gets another name or parent, or if an earlier span with the same
-// id arrives. It does not work either if the disk loses rows of a segment. Then the chains of the session are
-// stale: readers compute the tree from all spans, and the writer builds the chains again (see rebuildChains).
+// id arrives. It does not work either if the disk loses rows of a segment, or a segment is damaged. Then the chains of
+// the session are stale: readers compute the tree from all spans, and the writer builds the chains again (see
+// rebuildChains). In a session with largeTree or more spans, readers wait for that.
 
 // States of a chain.
 const (
@@ -512,82 +512,37 @@ func (w *transaction) moveChains(ctx context.Context, tx *sql.Tx, first map[stor
 // staleChains is the property of a segment whose transaction made the chains of the session stale.
 const staleChains = "stale_chains"
 
-// stale reports whether the chains of a session are stale. A missing segment makes them stale too.
-func (sess *session) stale() bool {
+// lost reports whether a segment is missing.
+func (sess *session) lost() bool {
 	for i, seg := range sess.segments {
-		if seg.stale || sess.id != "" && seg.n != int64(i+1) {
+		if sess.id != "" && seg.n != int64(i+1) {
 			return true
 		}
 	}
 	return false
 }
 
+// stale reports whether the chains of a session are stale.
+func (sess *session) stale() bool {
+	return !sess.rebuiltLost && slices.ContainsFunc(sess.segments, func(seg *segment) bool { return seg.stale })
+}
+
 func (w *transaction) markStale(ctx context.Context, tx *sql.Tx) error {
 	w.sess.chains = nil
 	w.s.mu.Lock()
-	w.seg.stale = true
+	w.seg.stale, w.sess.rebuiltLost = true, false
 	w.sess.epoch++
 	w.s.mu.Unlock()
 	_, err := tx.ExecContext(ctx, "INSERT INTO "+w.seg.alias+".meta VALUES ('"+staleChains+"', '1')")
 	return err
 }
 
-// rebuildChains computes the chains of a session from all its spans, in a transaction for each segment.
-func (s *Store) rebuildChains(ctx context.Context, sess *session) error {
-	v, err := s.writerView(ctx, sess)
-	if err != nil {
-		return err
-	}
-	defer v.close()
-	sess.chains = nil
-	s.mu.Lock()
-	sess.rebuilt = sess.info.Counts["spans"]
-	s.mu.Unlock()
-	t, err := v.readTree(ctx)
-	if err != nil {
-		return err
-	}
-	old, err := v.loadChains(ctx)
-	if err != nil {
-		return err
-	}
-	sess.chains = newChains()
-	defer func() { sess.chains = nil }()
-	sess.chains.next, sess.chains.seq = old.next, old.seq
-	rest := t.all
-	for i, seg := range sess.segments {
-		n := len(rest)
-		if i+1 < len(sess.segments) {
-			n, _ = slices.BinarySearchFunc(rest, sess.segments[i+1].from, func(p *treeSpan, at int64) int { return cmp.Compare(p.start, at) })
-		}
-		if err := s.rebuildSegment(ctx, sess, seg, t, rest[:n]); err != nil {
-			return err
-		}
-		rest = rest[n:]
-	}
-	for _, seg := range sess.segments {
-		if _, err := s.writer.ExecContext(ctx, "DELETE FROM "+seg.alias+".meta WHERE key = '"+staleChains+"'"); err != nil {
-			return err
-		}
-		s.mu.Lock()
-		seg.stale = false
-		sess.epoch++
-		sess.version++
-		s.mu.Unlock()
-	}
-	return nil
-}
-
-// refreshChains rebuilds stale chains, at the latest when the session has twice as many spans. Without,
-// answers are correct too.
+// refreshChains rebuilds stale chains, unless the session is large at the latest when it has twice as many spans.
+// Without, answers are correct too.
 func (s *Store) refreshChains(ctx context.Context, sess *session, now bool) {
-	if sess.id == "" || !sess.stale() || !now && sess.info.Counts["spans"] < 2*sess.rebuilt {
+	n := sess.info.Counts["spans"]
+	if sess.id == "" || !sess.stale() || !now && (n < 2*sess.rebuilt || n >= s.largeTree) {
 		return
-	}
-	for i, seg := range sess.segments {
-		if seg.n != int64(i+1) {
-			return
-		}
 	}
 	if s.rebuildChains(ctx, sess) != nil {
 		s.failures.Add(1)
@@ -598,145 +553,6 @@ func (s *Store) refreshChains(ctx context.Context, sess *session, now bool) {
 func (s *Store) inTransaction(ctx context.Context, sess *session, seg *segment, run func(*transaction, *sql.Tx) error) error {
 	w := &transaction{s: s, sess: sess, seg: seg, appenders: map[string]*duckdb.Appender{}, rollup: newRollup()}
 	return w.commit(ctx, func(tx *sql.Tx) error { return run(w, tx) })
-}
-
-func (s *Store) rebuildSegment(ctx context.Context, sess *session, seg *segment, t *tree, spans []*treeSpan) error {
-	return s.inTransaction(ctx, sess, seg, func(w *transaction, tx *sql.Tx) error {
-		dropped := ""
-		if sess.dropped {
-			// The sums of operations stay in the chains that they have.
-			all := view{s: s, sess: sess, segments: sess.segments}
-			dropped = all.tables(" WHERE id NOT IN (SELECT chain FROM {stats})")
-		}
-		for _, q := range []string{
-			"DELETE FROM " + seg.alias + ".chains" + dropped, "DELETE FROM " + seg.alias + ".span_sums",
-			"CREATE OR REPLACE TABLE " + seg.alias + ".rebuilt (start_ns BIGINT, span UBIGINT, chain UINTEGER)",
-		} {
-			if _, err := tx.ExecContext(ctx, q); err != nil {
-				return err
-			}
-		}
-		for _, p := range spans {
-			c, err := w.chainOf(t.limb(p))
-			if err != nil {
-				return err
-			}
-			w.rollup.chain(c.id, p.duration(), 1)
-			if err := w.append("rebuilt", p.start, uint64(p.id), c.id); err != nil {
-				return err
-			}
-		}
-		if err := w.rebuildSums(ctx, tx, t, spans); err != nil {
-			return err
-		}
-		if err := w.writeChainSums(); err != nil {
-			return err
-		}
-		if err := w.flush(); err != nil {
-			return err
-		}
-		_, err := tx.ExecContext(ctx, "UPDATE "+seg.alias+".spans AS p SET chain = r.chain FROM "+seg.alias+".rebuilt r "+
-			"WHERE r.start_ns = p.start_ns AND r.span = p.span")
-		if err == nil {
-			err, w.appenders = w.closeAppenders(false), map[string]*duckdb.Appender{}
-		}
-		if err == nil {
-			_, err = tx.ExecContext(ctx, "DROP TABLE "+seg.alias+".rebuilt")
-		}
-		if err == nil && !sess.dropped {
-			err = w.rebuildStats(ctx, tx, t)
-		}
-		return err
-	})
-}
-
-// rebuildStats sums up the operations of a segment again, if sums are in chains.
-func (w *transaction) rebuildStats(ctx context.Context, tx *sql.Tx, t *tree) error {
-	one := &view{s: w.s, sess: w.sess, segments: []*segment{w.seg}}
-	each := func(query string, scan func(*sql.Rows) error) error {
-		return eachRow(ctx, tx, one.tables(query), nil, scan)
-	}
-	chained := false
-	err := each("SELECT count(*) > 0 FROM {stats} WHERE chain != 0", func(r *sql.Rows) error { return r.Scan(&chained) })
-	if err != nil || !chained {
-		return err
-	}
-	if w.sess.dicts == nil {
-		if w.sess.dicts, err = w.s.loadDictionaries(ctx, w.sess); err != nil {
-			return err
-		}
-		defer func() { w.sess.dicts = nil }()
-	}
-	if _, err = tx.ExecContext(ctx, "CREATE OR REPLACE TABLE "+w.seg.alias+".placed (place UINTEGER, site UINTEGER, chain UINTEGER)"); err != nil {
-		return err
-	}
-	err = each("SELECT id, parent, scope_name, scope_path FROM {places} WHERE id IN (SELECT place FROM {ops})", func(r *sql.Rows) error {
-		var id uint32
-		var p store.Place
-		if err := r.Scan(&id, &p.Parent, &p.ScopeName, &p.ScopePath); err != nil {
-			return err
-		}
-		p = siteOf(&p)
-		if of := t.byID[p.Parent]; of != nil && p.Parent != 0 {
-			if l := t.limb(of); l.state == chainInside {
-				c, err := w.chainOf(l)
-				if err != nil {
-					return err
-				}
-				return w.append("placed", id, uint32(0), c.id)
-			}
-		}
-		site, err := w.siteID(p)
-		if err != nil {
-			return err
-		}
-		return w.append("placed", id, site, uint32(0))
-	})
-	if err == nil {
-		err = w.flush()
-	}
-	const from = " FROM (SELECT *, greatest(dur_ns, 0) AS d FROM {ops}) o LEFT JOIN {db}.placed p ON p.place = o.place"
-	for _, q := range []string{
-		"DELETE FROM {stats}", "DELETE FROM {stack_sums}",
-		"INSERT INTO {stats} SELECT coalesce(site, 0), shape, lane, " + bucketSQL + ", count(*), " + signed("d") + ", max(d), " + signed(queueSQL) + ", " + signed("bytes") +
-			", coalesce(chain, 0)" + from + " GROUP BY 1, 2, 3, 4, 10",
-		"INSERT INTO {stack_sums} SELECT coalesce(site, 0), coalesce(chain, 0), stack, shape, count(*), " + signed("d") + from +
-			" WHERE stack != 0 AND shape IN (SELECT id FROM {shapes} WHERE operation = 1) GROUP BY 1, 2, 3, 4",
-	} {
-		if err == nil {
-			_, err = tx.ExecContext(ctx, strings.ReplaceAll(one.tables(q), "{db}", w.seg.alias))
-		}
-	}
-	if err == nil {
-		err, w.appenders = w.closeAppenders(false), map[string]*duckdb.Appender{}
-	}
-	if err == nil {
-		_, err = tx.ExecContext(ctx, "DROP TABLE "+w.seg.alias+".placed")
-	}
-	return err
-}
-
-// limb returns the chain of a span.
-func (t *tree) limb(p *treeSpan) limb {
-	if !p.inside {
-		return limb{state: chainBoundary}
-	}
-	names, ok := t.path(p)
-	if !ok {
-		return limb{state: chainOutside}
-	}
-	top := p
-	for range len(names) - 1 {
-		top = t.byID[top.parent]
-	}
-	l := limb{key: pathKey(names), depth: len(names)}
-	if p.id != 0 && t.byID[p.id] != p {
-		l.state = chainTwin
-	}
-	if top.parent != 0 && t.byID[top.parent] == nil {
-		l.anchor = top.parent
-	}
-	return l
 }
 
 func (w *transaction) writeChainSums() error {

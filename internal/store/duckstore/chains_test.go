@@ -156,3 +156,26 @@ func compareSums(t *testing.T, v *view, tree *tree, msg string) {
 	}))
 	require.Equal(t, want, got, msg)
 }
+
+// limb returns the chain of a span.
+func (t *tree) limb(p *treeSpan) limb {
+	if !p.inside {
+		return limb{state: chainBoundary}
+	}
+	names, ok := t.path(p)
+	if !ok {
+		return limb{state: chainOutside}
+	}
+	top := p
+	for range len(names) - 1 {
+		top = t.byID[top.parent]
+	}
+	l := limb{key: pathKey(names), depth: len(names)}
+	if p.id != 0 && t.byID[p.id] != p {
+		l.state = chainTwin
+	}
+	if top.parent != 0 && t.byID[top.parent] == nil {
+		l.anchor = top.parent
+	}
+	return l
+}

@@ -634,9 +634,9 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 
 // gapBins adds the sums of whole bins to an answer. It returns the last bin of gap_bins, -1 if there is none. The
 // kernels of the other bins must be read: the interval begins or ends there, or they may have gaps of least or more.
-func gapBins(each eachFunc, q *store.GapQuery, answer *store.Gaps, first, last, least int64) (complete int64, bins []gapBin, err error) {
+func gapBins(rows rowsFunc, q *store.GapQuery, answer *store.Gaps, first, last, least int64) (complete int64, bins []gapBin, err error) {
 	complete = -1
-	err = each("WITH c AS NOT MATERIALIZED (FROM {gap_bins} WHERE $1 = '' OR device = $1), i AS NOT MATERIALIZED (FROM c WHERE from_bin > $2 AND from_bin < $3) "+
+	err = rows("WITH c AS NOT MATERIALIZED (FROM {gap_bins} WHERE $1 = '' OR device = $1), i AS NOT MATERIALIZED (FROM c WHERE from_bin > $2 AND from_bin < $3) "+
 		"SELECT 0, '', coalesce(sum(n), 0)::BIGINT, "+signed("sum_ns")+", 0 FROM i UNION ALL "+
 		"SELECT 1, '', coalesce(max(bin), -1), 0, 0 FROM {gap_bins} UNION ALL "+
 		"SELECT DISTINCT 2, device, bin, before_ns, before_dur FROM c WHERE n > 0 AND (from_bin IN ($2, $3) OR $5 AND (from_bin < $2 AND bin >= $2 OR from_bin < $3 AND bin >= $3)) UNION ALL "+
@@ -660,7 +660,7 @@ func gapBins(each eachFunc, q *store.GapQuery, answer *store.Gaps, first, last, 
 }
 
 // setBefore finds the spans of the kernels that end where gaps begin.
-func (v *view) setBefore(each eachFunc, gaps []*store.Gap) error {
+func (v *view) setBefore(rows rowsFunc, gaps []*store.Gap) error {
 	if len(gaps) == 0 {
 		return nil
 	}
@@ -675,7 +675,7 @@ func (v *view) setBefore(each eachFunc, gaps []*store.Gap) error {
 		starts = append(starts, [2]int64{g.BeforeStart, g.BeforeStart + 1})
 	}
 	spans := map[kernel]store.SpanID{}
-	err := each("SELECT k.device, s, k.e, min(span) FROM ("+v.kernelsSQL(rangesSQL(starts))+") k JOIN (VALUES "+strings.Join(values, ", ")+
+	err := rows("SELECT k.device, s, k.e, min(span) FROM ("+v.kernelsSQL(rangesSQL(starts))+") k JOIN (VALUES "+strings.Join(values, ", ")+
 		") x(device, start, e) ON x.device = k.device AND x.start = s AND x.e = k.e GROUP BY 1, 2, 3", func(r *sql.Rows) error {
 		var k kernel
 		var id store.SpanID

@@ -9,7 +9,6 @@ import (
 	"context"
 	"database/sql"
 	"database/sql/driver"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -210,30 +209,27 @@ func (v *view) partPaths(ctx context.Context, parts []kernelPart) (map[where][]s
 	return out, nil
 }
 
+// partColumns are the columns of a kernelPart before its key.
+var partColumns = [...]string{"lane", "shape", "place", "chain", "bucket", "n", "sum_ns", "max_ns", "queue_ns", "bytes"}
+
+// partColumn returns a value of partColumns. If it has another type, it sets err.
+func partColumn[T any](values []driver.Value, i int, err *error) T {
+	x, ok := values[i].(T)
+	if !ok {
+		*err = fmt.Errorf("the column %s of the statistics is %T", partColumns[i], values[i])
+	}
+	return x
+}
+
 func (v *view) parts(ctx context.Context, query string, args []any) (out []kernelPart, err error) {
-	fill := func(p *kernelPart, values []driver.Value) error {
-		ok := true
-		number := func(i int) uint32 {
-			x, is := values[i].(uint32)
-			ok = ok && is
-			return x
-		}
-		sum := func(i int) int64 { // the low 64 bits
-			x, is := values[i].(uint64)
-			ok = ok && is
-			return int64(x)
-		}
-		p.lane, p.shape, p.place, p.chain = number(0), number(1), number(2), number(3)
-		p.sum, p.queue, p.bytes = sum(6), sum(8), sum(9)
-		bucket, ok1 := values[4].(uint16)
-		n, ok2 := values[5].(int64)
-		most, ok3 := values[7].(int64)
-		if !ok || !ok1 || !ok2 || !ok3 {
-			return errors.New("a column of the statistics has another type")
-		}
-		p.bucket, p.n, p.max = bucket, n, most
+	fill := func(p *kernelPart, values []driver.Value) (err error) {
+		p.lane, p.shape = partColumn[uint32](values, 0, &err), partColumn[uint32](values, 1, &err)
+		p.place, p.chain = partColumn[uint32](values, 2, &err), partColumn[uint32](values, 3, &err)
+		p.bucket, p.n, p.max = partColumn[uint16](values, 4, &err), partColumn[int64](values, 5, &err), partColumn[int64](values, 7, &err)
+		// The low 64 bits.
+		p.sum, p.queue, p.bytes = int64(partColumn[uint64](values, 6, &err)), int64(partColumn[uint64](values, 8, &err)), int64(partColumn[uint64](values, 9, &err))
 		p.key, _ = values[10].([]byte)
-		return nil
+		return err
 	}
 	err = scan(ctx, v, query, args, fill, func(block []kernelPart) error {
 		out = append(out, block...)

@@ -279,21 +279,3 @@ func TestOpen_LostChains(t *testing.T) {
 		})
 	}
 }
-
-// TestDistrustChains has a session whose chains are built again, and one that is too large for that.
-func TestDistrustChains(t *testing.T) {
-	s := openStore(t, Config{Directory: t.TempDir(), SegmentOps: 10_000})
-	g := storetest.NewTraining(0)
-	for range 20 {
-		_, err := s.Write(t.Context(), []*store.Batch{g.Batch(1)})
-		require.NoError(t, err)
-	}
-	sess := s.sessions[sessionKey{"", "training"}]
-	require.Greater(t, len(sess.segments), 1)
-	logs := map[string]bool{sess.segments[0].file: true}
-	for _, most := range []int64{10, maxRebuilt} {
-		s.maxRebuilt = most
-		require.NoError(t, s.distrustChains(t.Context(), sess, logs))
-		assert.Equal(t, most == maxRebuilt, sess.stale())
-	}
-}

@@ -173,7 +173,7 @@ func (v *view) selectOps(ctx context.Context, q *store.OpQuery) (f filter, err e
 		f.add("greatest(dur_ns, 0) <= ?", q.MaxNs)
 	}
 	if q.Path != nil {
-		inside, err := whileFresh(v, func() (string, error) { return v.insidePath(ctx, *q.Path, q.Direct) }, func() (string, error) {
+		inside, err := whileFresh(ctx, v, func() (string, error) { return v.insidePath(ctx, *q.Path, q.Direct) }, func() (string, error) {
 			places, err := v.placesOfPath(ctx, &f, *q.Path, q.Direct)
 			return "place IN (" + joinIDs(places) + ")", err
 		})
@@ -639,7 +639,7 @@ func (s *Store) Spans(ctx context.Context, q store.SpanQuery) ([]store.SpanRow, 
 }
 
 func (v *view) spans(ctx context.Context, f *filter, longest bool, n int) ([]store.SpanRow, error) {
-	return whileFresh(v, func() ([]store.SpanRow, error) { return v.readSpans(ctx, f, longest, n) }, func() ([]store.SpanRow, error) {
+	return whileFresh(ctx, v, func() ([]store.SpanRow, error) { return v.readSpans(ctx, f, longest, n) }, func() ([]store.SpanRow, error) {
 		out, err := v.readSpans(ctx, f, longest, n)
 		if err != nil || v.sess.id == "" {
 			return out, err

@@ -7,6 +7,7 @@ package duckstore
 import (
 	"context"
 	"database/sql"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -16,18 +17,57 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store/answer"
 )
 
-// whileFresh returns the answer from the chains, or from the tree if they are stale or become so.
-func whileFresh[T any](v *view, fromChains, fromTree func() (T, error)) (T, error) {
-	if !v.stale {
-		a, err := fromChains()
-		v.s.mu.RLock()
-		fresh := v.sess.epoch == v.epoch
-		v.s.mu.RUnlock()
-		if err != nil || fresh {
-			return a, err
+// whileFresh returns the answer from the chains. If they are stale or become so, it is from the tree, or that of a
+// large session from chains that are built again.
+func whileFresh[T any](ctx context.Context, v *view, fromChains, fromTree func() (T, error)) (T, error) {
+	for range 3 {
+		if !v.stale {
+			a, err := fromChains()
+			v.s.mu.RLock()
+			fresh := v.sess.epoch == v.epoch
+			v.s.mu.RUnlock()
+			if err != nil || fresh {
+				return a, err
+			}
+		}
+		if v.spanCount() < v.s.largeTree {
+			return fromTree()
+		}
+		if err := v.refresh(ctx); err != nil {
+			return *new(T), err
 		}
 	}
-	return fromTree()
+	return *new(T), fmt.Errorf("names and parents of stored spans change: %w", store.ErrRetry)
+}
+
+// refresh builds the chains of the session again if they are stale, and opens the view again. Meanwhile the view has
+// no segments: who closes them may hold Store.write. If ctx ends before that, the rebuild goes on for later calls.
+func (v *view) refresh(ctx context.Context) error {
+	s, sess, done := v.s, v.sess, make(chan error, 1)
+	v.close()
+	v.segments = nil
+	s.checks.Go(func() {
+		s.write.Lock()
+		defer s.write.Unlock()
+		var err error
+		if !s.closed && s.session(sessionKey{sess.project, sess.id}) == sess && sess.stale() {
+			err = s.rebuildChains(context.WithoutCancel(ctx), sess)
+		}
+		done <- err
+	})
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case err := <-done:
+		if err != nil {
+			return err
+		}
+	}
+	fresh, err := s.open(ctx, sess.project, sess.id, false)
+	if err == nil {
+		*v = *fresh
+	}
+	return err
 }
 
 // scopePaths has the paths of spans in the tree.
@@ -53,7 +93,7 @@ func (v *view) pathsOfSpans(ctx context.Context, parents map[store.SpanID]struct
 	if len(parents) == 0 {
 		return found, nil
 	}
-	return whileFresh(v, func() (scopePaths, error) {
+	return whileFresh(ctx, v, func() (scopePaths, error) {
 		ids := make([]uint64, 0, len(parents))
 		for id := range parents {
 			ids = append(ids, uint64(id))
@@ -115,7 +155,7 @@ type pathSum struct {
 
 // pathSums reads the sums of all spans in the tree.
 func (v *view) pathSums(ctx context.Context) ([]pathSum, error) {
-	return whileFresh(v, func() (out []pathSum, err error) {
+	return whileFresh(ctx, v, func() (out []pathSum, err error) {
 		return cached(v, "paths", func() ([]pathSum, int, error) {
 			err = v.each(ctx, "SELECT key, bucket, sum(n)::BIGINT, "+lowBits("wall_ns")+" FROM {span_sums} s JOIN "+latestChains+
 				" c ON c.id = s.chain WHERE state IN (0, 3) GROUP BY 1, 2 HAVING sum(n) != 0", nil, func(r *sql.Rows) error {

@@ -383,7 +383,11 @@ func (s *Store) checkSession(ctx context.Context, sess *session, reason error) {
 		if len(sess.segments) == 0 {
 			delete(s.sessions, sessionKey{sess.project, sess.id})
 		}
+		sess.rebuiltLost = false
 		s.mu.Unlock()
+		if s.distrustChains(ctx, sess, nil) != nil {
+			s.failures.Add(1)
+		}
 		// A query that has opened the session before may attach the segment once more.
 		if s.detach(ctx, seg) == nil {
 			if err := s.setAside(seg.file, unused(seg.file, ".damaged"), reason); err != nil {

@@ -47,6 +47,9 @@ type session struct {
 	// rebuilt is the number of spans when the chains were built again, and epoch counts these events.
 	rebuilt int64
 	epoch   uint64
+	// rebuiltLost says that the chains are right although a segment is missing. Its property staleChains stays,
+	// because the segment can come back.
+	rebuiltLost bool
 
 	version uint64 // changes with each transaction
 	cache   *cache
@@ -241,24 +244,22 @@ func (s *Store) load(ctx context.Context) error {
 	return s.distrustGaps(ctx, logs)
 }
 
-// maxRebuilt is the number of spans up to which distrustChains lets the chains of a session be built again. That
-// needs all of them in memory, about 250 bytes each, and until then each answer does.
-const maxRebuilt = 1 << 20
-
-// distrustChains marks the chains of a session as stale after a disk may have lost the end of logs. Other
-// segments can have sums of the lost spans and chains. In a session with more than maxRebuilt spans these stay,
-// so spans that a power failure lost and that arrive again count twice in sums of scopes.
+// distrustChains marks the chains of a session as stale after a disk may have lost a segment or the end of logs.
+// Other segments can have sums of the lost spans and chains.
 func (s *Store) distrustChains(ctx context.Context, sess *session, logs map[string]bool) error {
-	i := slices.IndexFunc(sess.segments, func(seg *segment) bool { return logs[seg.file] })
-	if i < 0 || len(sess.segments) == 1 || sess.stale() || sess.info.Counts["spans"] > s.maxRebuilt {
+	torn := len(sess.segments) > 1 && slices.ContainsFunc(sess.segments, func(seg *segment) bool { return logs[seg.file] })
+	if !torn && !sess.lost() || sess.stale() {
 		return nil
 	}
-	seg := sess.segments[i]
+	seg := sess.segments[0]
+	s.mu.Lock()
+	seg.stale, sess.rebuiltLost = true, false
+	sess.epoch++
+	s.mu.Unlock()
 	if err := s.acquire(ctx, seg); err != nil {
 		return err
 	}
 	defer s.release(seg)
-	seg.stale = true
 	return s.setMeta(ctx, seg, staleChains, "1")
 }
 

@@ -83,13 +83,20 @@ func insideTree(operation string) bool {
 	return operation != semconv.CUDAOperationSession && operation != semconv.CUDAOperationDeepWindow
 }
 
-// smallTree is the number of spans up to which readers keep the tree of a session.
-const smallTree = 1 << 14
+const (
+	// smallTree is the number of spans up to which readers keep the tree of a session.
+	smallTree = 1 << 14
+	// largeTree is the number of spans from which no reader reads a tree, of about 250 bytes a span.
+	largeTree = 1 << 20
+)
 
-func (v *view) hasSmallTree() bool {
+func (v *view) hasSmallTree() bool { return v.spanCount() <= v.s.smallTree }
+
+// spanCount returns the number of spans of the session.
+func (v *view) spanCount() int64 {
 	v.s.mu.RLock()
 	defer v.s.mu.RUnlock()
-	return v.sess.info.Counts["spans"] <= v.s.smallTree
+	return v.sess.info.Counts["spans"]
 }
 
 // ancestors returns a tree that has the spans above some spans. It reads them level by level, unless
@@ -210,7 +217,7 @@ func (s *Store) Instances(ctx context.Context, q store.InstanceQuery) ([]store.I
 		if err != nil {
 			return nil, err
 		}
-		return whileFresh(v, func() ([]store.Instance, error) {
+		return whileFresh(ctx, v, func() ([]store.Instance, error) {
 			list, ok, err := v.chainedInstances(ctx, q, n)
 			if ok || err != nil {
 				return list, err
