@@ -6,6 +6,7 @@ package duckstore
 
 import (
 	"context"
+	"database/sql"
 	"os"
 	"path/filepath"
 	"testing"
@@ -233,6 +234,29 @@ func TestStore_Sandbox(t *testing.T) {
 		_, err := s.db.Exec(query)
 		assert.Error(t, err, query)
 	}
+}
+
+// TestStore_Limits reads the limits of each instance of DuckDB.
+func TestStore_Limits(t *testing.T) {
+	ctx := context.Background()
+	s := openStore(t, Config{Directory: t.TempDir()})
+	write(t, s, batch("a", 1e18, 10))
+	reader, err := openReader(&request{Directory: s.dir})
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, reader.db.Close()) }()
+	const query = `SELECT concat_ws(', ', current_setting('memory_limit'), current_setting('max_temp_directory_size'),
+		current_setting('threads'), current_setting('temp_directory'))`
+	for want, db := range map[string]*sql.DB{
+		"256.0 MiB, 4.0 GiB, 2, " + filepath.Join(s.dir, "tmp"): s.db,
+		"512.0 MiB, 4.0 GiB, 1, ":                               reader.db,
+	} {
+		var got string
+		require.NoError(t, db.QueryRow(query).Scan(&got))
+		assert.Equal(t, want, got)
+	}
+	answer, err := s.SQL(ctx, store.SQLQuery{Session: "a", Statement: query, Rows: 1, Bytes: 1000})
+	require.NoError(t, err)
+	assert.Equal(t, `["512.0 MiB, 1 bytes, 2, "]`, string(answer.Rows[0]))
 }
 
 // TestPaths_Collision gives two lists of names the same hash.
