@@ -70,7 +70,7 @@ func TestImport_Twice(t *testing.T) {
 	assert.Equal(t, want.Resource, infos[0].Resource)
 	assert.Equal(t, infos[0], infos[1], "the second import changes nothing")
 	assert.Zero(t, to.Stats().Rejected)
-	sameRows(t, from, to, session)
+	sameRows(t, from, "", to, "team", session)
 	require.NoError(t, to.Pin(ctx, "team", session, false))
 	_, err = to.Import(ctx, "team", file)
 	require.NoError(t, err)
@@ -80,7 +80,7 @@ func TestImport_Twice(t *testing.T) {
 }
 
 // sameRows compares rows and statistics of a session in two projects.
-func sameRows(t *testing.T, from, to *Store, session string) {
+func sameRows(t *testing.T, want *Store, wantProject string, got *Store, gotProject, session string) {
 	ctx := context.Background()
 	// The encoding also compares NaN and what pointers refer to.
 	ask := func(s *Store, project string) (answers [][]byte) {
@@ -107,7 +107,7 @@ func sameRows(t *testing.T, from, to *Store, session string) {
 		}
 		return answers
 	}
-	a, b := ask(to, "team"), ask(from, "")
+	a, b := ask(got, gotProject), ask(want, wantProject)
 	require.Len(t, a, len(b))
 	for i := range b {
 		assert.True(t, bytes.Equal(b[i], a[i]), "answer %d", i)
