@@ -12,6 +12,7 @@ import (
 	"os"
 
 	"github.com/dustin/go-humanize"
+	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
@@ -68,7 +69,7 @@ func runReport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	var causes report.Causes
 	handler := otlp.Handler{
 		Traces:  func(td ptrace.Traces) { r.Traces(td); causes.Traces(td) },
-		Logs:    r.Logs,
+		Logs:    func(ld plog.Logs) { r.Logs(ld); causes.Logs(ld) },
 		Metrics: r.Metrics,
 	}
 	var problems []string

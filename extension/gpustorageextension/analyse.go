@@ -5,6 +5,7 @@ package gpustorageextension
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,6 +28,8 @@ const (
 	// maxJobs bounds the jobs on metrics. The service of further ones is otherJob.
 	maxJobs  = 200
 	otherJob = "_other"
+	// maxCounted bounds the sessions that are remembered, so that each is counted once.
+	maxCounted = 1000
 	// updateShare is the share of new operations of a session from which its analysis is continued.
 	updateShare = 64
 )
@@ -69,6 +72,9 @@ func (b *backend) keepParts(ctx context.Context, s session, ops int64, last bool
 		return
 	}
 	of := b.jobOf(&info)
+	if u.Missing || last && !b.countsFirst(s) {
+		u.Devices = nil
+	}
 	for i := range u.Devices {
 		d := &u.Devices[i]
 		state := func(name string, ns int64) {
@@ -93,6 +99,21 @@ func (b *backend) keepParts(ctx context.Context, s session, ops int64, last bool
 	if err := errors.Join(b.compareWithBaseline(ctx, &info, of), b.compareRanks(ctx, &info, of)); err != nil && ctx.Err() == nil {
 		b.logger.Warn("cannot compare a session", zap.String("project", s.project), zap.String("session", s.id), zap.Error(err))
 	}
+}
+
+// countsFirst says whether the last update of a session counts. In a store that keeps no parts, that of a
+// session that paused and went on has the time before the pause again.
+func (b *backend) countsFirst(s session) bool {
+	if _, ok := b.Store.(store.Scanner); ok {
+		return true
+	}
+	if slices.Contains(b.counted, s) {
+		return false
+	}
+	if b.counted = append(b.counted, s); len(b.counted) > maxCounted {
+		b.counted = b.counted[1:]
+	}
+	return true
 }
 
 // job is what metrics name of a session.

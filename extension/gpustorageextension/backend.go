@@ -29,10 +29,12 @@ type backend struct {
 	// api is the backend with what its store can do.
 	api   store.Backend
 	ended chan ended // to analyse; seal does not wait for space
-	// These are for analyse only: the jobs and stragglers on metrics, and the last runs whose ranks were compared.
+	// These are for analyse only: the jobs and stragglers on metrics, the last runs whose ranks were compared, and
+	// the last sessions that were counted.
 	jobs       map[job]struct{}
 	stragglers map[straggler]struct{}
 	runs       []runKey
+	counted    []session
 	rejected   atomic.Int64 // rows since the last warning
 	above      atomic.Bool  // the last retention left more than max_size
 	stop       context.CancelFunc

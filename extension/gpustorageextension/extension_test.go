@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -33,6 +34,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/answer"
 	"github.com/gpuflight/gpuflight/internal/store/rows"
+	"github.com/gpuflight/gpuflight/internal/store/storetest"
 	"github.com/gpuflight/gpuflight/internal/testing/trainsim"
 	"github.com/gpuflight/gpuflight/semconv"
 )
@@ -239,6 +241,50 @@ func TestBackend_Analyses(t *testing.T) {
 	assert.InDelta(t, 39e-3+4e-4, got.Data.(metricdata.Sum[float64]).DataPoints[0].Value, 1e-9)
 	assert.InDelta(t, 40*4e-4, seconds["compute"], 1e-9)
 	assert.InDelta(t, 39*6e-4, seconds["host"]+seconds["launch"]+seconds["latency"], 1e-9)
+}
+
+// TestBackend_AnalysesMissingWork expects no metrics of a session that was recorded for a part of the time.
+func TestBackend_AnalysesMissingWork(t *testing.T) {
+	g, tel := start(t, t.TempDir(), nil)
+	b := g.backends["a"]
+	missing := training("missing", 1e18, 4e5)
+	missing.Logs = []store.Log{{UID: store.UID{1}, TimeNs: 1e18 + 1, Event: semconv.EventCUDACapture, Origin: 1, Attrs: store.Attrs{
+		{Key: semconv.CUDACaptureRecordedRatio, Value: store.Value{Kind: store.KindDouble, Double: 0.2}},
+	}}}
+	_, err := b.Write(t.Context(), []*store.Batch{missing})
+	require.NoError(t, err)
+	b.keepParts(t.Context(), session{"", "missing"}, 40, true)
+	_, err = tel.GetMetric("otelcol_extension_gpu_storage_device_time")
+	require.Error(t, err)
+	_, err = tel.GetMetric("otelcol_extension_gpu_storage_steps")
+	require.Error(t, err)
+
+	_, err = b.Write(t.Context(), []*store.Batch{training("whole", 1e18, 4e5)})
+	require.NoError(t, err)
+	b.keepParts(t.Context(), session{"", "whole"}, 40, true)
+	assert.Equal(t, int64(10), value(t, tel, "extension_gpu_storage_steps"))
+}
+
+// TestBackend_NoKeeper expects that a session counts once in a store that keeps no parts.
+func TestBackend_NoKeeper(t *testing.T) {
+	g, tel := start(t, t.TempDir(), nil)
+	memory := storetest.NewMemory()
+	b := &backend{
+		opened: opened{Store: memory}, api: memory, name: "a", logger: zap.NewNop(), telemetry: g.backends["a"].telemetry,
+		active: newActivity(), jobs: map[job]struct{}{}, stragglers: map[straggler]struct{}{},
+	}
+	_, err := memory.Write(t.Context(), []*store.Batch{training("s", 1e18, 4e5)})
+	require.NoError(t, err)
+	b.keepParts(t.Context(), session{"", "s"}, 40, false)
+	_, err = tel.GetMetric("otelcol_extension_gpu_storage_steps")
+	require.Error(t, err)
+	b.keepParts(t.Context(), session{"", "s"}, 40, true)
+	b.keepParts(t.Context(), session{"", "s"}, 40, true)
+	assert.Equal(t, int64(10), value(t, tel, "extension_gpu_storage_steps"))
+	for i := range maxCounted + 10 {
+		b.countsFirst(session{"", strconv.Itoa(i)})
+	}
+	assert.Len(t, b.counted, maxCounted)
 }
 
 // TestBackend_Regressions compares ended sessions with a baseline.

@@ -20,7 +20,7 @@ type Options struct {
 	From, To int64
 	// Deadline ends the analysis early: the result is then of the operations read until then.
 	Deadline time.Time
-	// NoSteps skips the search for steps, which reads more than a short interval.
+	// NoSteps skips the search for steps, which reads more than a short interval, and for missing work.
 	NoSteps bool
 
 	profile *profiler // adds up groups if it is not nil
@@ -77,6 +77,9 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 		}
 	}
 	a.rule = rule + pathSeparator + a.rule
+	if a.requests = !o.NoSteps && isRequests(a.scopes); a.requests {
+		a.rule += pathSeparator + "requests"
+	}
 	if k, ok := src.(keeper); ok {
 		err = a.sweepParts(ctx, k, first, o)
 	} else {
@@ -94,7 +97,10 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 	result.Complete = err == nil
 	a.addSteps(result, rule, name)
 	result.Findings = findings(result)
-	return result, nil
+	if o.NoSteps {
+		return result, nil
+	}
+	return result, result.addMissing(ctx, src, last-first)
 }
 
 // sweep adds the operations that start in an interval, at the begin of the analysis also those that
@@ -144,6 +150,7 @@ func expired(deadline time.Time) bool { return !deadline.IsZero() && time.Now().
 type analysis struct {
 	from, to int64
 	startup  bool
+	requests bool // see isRequests
 	scopes   []Scope
 	steps    []Scope
 	markers  map[string]string // by device
@@ -330,7 +337,7 @@ func (a *analysis) device(row *store.OpRow) *device {
 }
 
 func (a *analysis) newDevice(id, model string, index store.Int) *device {
-	d := &device{id: id, model: model, index: index, from: a.from, carry: carry{now: a.from, startup: a.startup, steps: a.stepperOf(id)}}
+	d := &device{id: id, model: model, index: index, from: a.from, requests: a.requests, carry: carry{now: a.from, startup: a.startup, steps: a.stepperOf(id)}}
 	d.scopes.list = a.scopes
 	a.devices[id] = d
 	a.order = append(a.order, d)

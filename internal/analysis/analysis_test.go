@@ -94,6 +94,11 @@ type pages struct {
 	ops         []store.OpRow
 	spans       []store.SpanRow
 	first, last int64
+
+	captures   []store.Attrs
+	points     map[string][]store.Point // by metric, one for each series
+	metric     string
+	operations int64
 }
 
 func (p *program) reader() *pages {
@@ -108,7 +113,7 @@ func (p *program) reader() *pages {
 }
 
 func (r *pages) Session(context.Context, string, string) (store.SessionInfo, error) {
-	return store.SessionInfo{FirstNs: r.first, LastNs: r.last}, nil
+	return store.SessionInfo{FirstNs: r.first, LastNs: r.last, Counts: map[string]int64{"ops": r.operations}}, nil
 }
 
 func (r *pages) Ops(_ context.Context, q store.OpQuery) (store.OpPage, error) {
@@ -510,4 +515,56 @@ func TestRun_NoOperations(t *testing.T) {
 	b, err := json.Marshal(NewAnswer(r, r.FromNs))
 	require.NoError(t, err)
 	assert.NotContains(t, string(b), "null")
+}
+
+// service answers n requests of 1 ms, and waits 20 to 40 ms before each.
+func service(n int, name string) *program {
+	p := newProgram()
+	for i := range n {
+		p.host += (20 + int64(i*7%21)) * ms
+		p.scope(fmt.Sprintf(name, i), func() {
+			kernels(p, 8, 100*µs)
+			p.sync()
+		})
+	}
+	return p
+}
+
+func TestRun_Service(t *testing.T) {
+	r := run(t, service(50, "request %d").reader(), 1000, Options{})
+	d := &r.Devices[0]
+	assert.Greater(t, float64(d.Active.Idle[NothingQueued]), 0.9*float64(d.Active.WallNs))
+	assert.Less(t, d.Active.Idle[Host], ms)
+	assert.Equal(t, BoundUnknown, d.Bound)
+	assert.Empty(t, r.Findings)
+
+	// The pauses between the steps of a loop are its own.
+	r = run(t, service(50, "train_step %d").reader(), 1000, Options{})
+	assert.Zero(t, r.Devices[0].Active.Idle[NothingQueued])
+	assert.Equal(t, BoundHost, r.Devices[0].Bound)
+	require.NotEmpty(t, r.Findings)
+	assert.Equal(t, "host", r.Findings[0].Kind)
+
+	// So is time before a launch that is in no scope, such as that of a program with the ranges of a library only.
+	p := service(50, "request %d")
+	p.spans = p.spans[:1]
+	r = run(t, p.reader(), 1000, Options{})
+	assert.Zero(t, r.Devices[0].Active.Idle[NothingQueued])
+	assert.Equal(t, "host", r.Findings[0].Kind)
+
+	// Code in requests is not waiting.
+	p = newProgram()
+	for i := range 50 {
+		p.host += 5 * ms
+		p.scope(fmt.Sprint("request ", i), func() {
+			p.host += 20 * ms
+			kernels(p, 8, 100*µs)
+			p.sync()
+		})
+	}
+	r = run(t, p.reader(), 1000, Options{})
+	idle := &r.Devices[0].Active.Idle
+	assert.InDelta(t, 49*5*ms, idle[NothingQueued], float64(ms))
+	assert.InDelta(t, 49*20*ms, idle[Host]+idle[Sync]+idle[Launch], float64(49*ms))
+	assert.Equal(t, "host", r.Findings[0].Kind)
 }

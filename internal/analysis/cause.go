@@ -25,9 +25,11 @@ const (
 	Queued
 	// Latency is the last part of the time after the launch, at most [LatencyNs].
 	Latency
-	// NothingQueued is time after the last operation of the interval.
+	// NothingQueued is time after the last operation of the interval, and time without a scope in a session
+	// whose scopes are requests.
 	NothingQueued
-	// Unknown is time before an operation whose launch times are not recorded.
+	// Unknown is time before an operation whose launch times are not recorded, and all idle time if work is
+	// missing: see Result.MissingShare.
 	Unknown
 
 	numCauses
@@ -60,8 +62,8 @@ var causeTexts = [numCauses]string{
 	Host:          "host code: other code ran before the next launch",
 	Queued:        "queued: launched, but waiting for other work or an event",
 	Latency:       "latency: from the launch or earlier work to the start",
-	NothingQueued: "nothing queued: no operation follows",
-	Unknown:       "unknown: launch times are not recorded",
+	NothingQueued: "nothing queued: no scope or request ran, or no operation follows",
+	Unknown:       "unknown: launch times or operations are not recorded",
 }
 
 // String returns the name of the cause in JSON.

@@ -18,6 +18,7 @@ type Collection struct {
 	ops         []store.Op
 	scopes      []Scope
 	first, last int64
+	missing     losses
 	filled      bool
 	sorted      bool
 
@@ -87,6 +88,9 @@ func (c *Collection) Add(b *store.Batch) {
 	}
 	for i := range b.Logs {
 		c.extend(b.Logs[i].TimeNs, b.Logs[i].TimeNs)
+		if b.Logs[i].Event == semconv.EventCUDACapture {
+			c.missing.add(b.Logs[i].Attrs)
+		}
 	}
 	for i := range b.Points {
 		c.extend(b.Points[i].TimeNs, b.Points[i].TimeNs)

@@ -74,6 +74,7 @@ type device struct {
 	id, model string
 	index     store.Int
 	from      int64
+	requests  bool // see isRequests
 	scopes    scopeCursor
 	carry
 	tally
@@ -358,9 +359,14 @@ func (d *device) hostParts(a, launch int64, w *work, g *Gap, hostFrom, hostTo *i
 	}
 	if latest > 0 && w.launchStart-latest <= LaunchGapNs {
 		g.Idle[Launch] += rest
-	} else {
-		g.Idle[Host] += rest
+		return
 	}
+	if d.requests {
+		waits := min(rest, d.scopes.before(*hostFrom, *hostTo, launch))
+		g.Idle[NothingQueued] += waits
+		rest -= waits
+	}
+	g.Idle[Host] += rest
 }
 
 // dropCalls forgets calls that end by b.

@@ -23,7 +23,7 @@ const (
 )
 
 // Finding is an advice. Kind is stable; it is a cause, or "pageable_copy", "exposed_copy",
-// "communication", "small_kernels", "slow_steps", "no_launch_times".
+// "communication", "small_kernels", "slow_steps", "no_launch_times", "missing_work".
 type Finding struct {
 	Kind   string
 	Device string

@@ -34,7 +34,7 @@ const (
 	partGrid  = int64(1) << partShift
 	partShift = 28
 	// partVersion changes with the format of parts and with the rules of the analysis.
-	partVersion = 4
+	partVersion = 5
 	// partBins is the most bins of a query for numbers of operations.
 	partBins = 4000
 	// coarserBins is the power of 2 from one unit of such queries to the next larger one.

@@ -19,9 +19,12 @@ type Result struct {
 	// LaunchesKnown and LaunchesUnknown count operations of devices with and without launch times.
 	LaunchesKnown   int64
 	LaunchesUnknown int64
-	Devices         []Device
-	Steps           Steps
-	Findings        []Finding
+	// MissingShare is the share of the work of the session that has no span, 0 below 5 %. All idle time
+	// then has the cause unknown, and the only finding says so.
+	MissingShare float64
+	Devices      []Device
+	Steps        Steps
+	Findings     []Finding
 }
 
 // Parts is a partition of time on one device: WallNs = ComputeNs + CommunicationNs + CopyNs + IdleNs,
@@ -166,8 +169,8 @@ type Bound string
 // Bounds, in the order in which they are tested, on the active interval. Host causes are sync,
 // allocator, copy_call, slow_launch, launch and host.
 const (
-	// BoundUnknown: no kernels, or the launch times of most idle time are unknown, and the device is
-	// busy for less than [DeviceBusy] of the time.
+	// BoundUnknown: there are no kernels. Or the device is busy for less than [DeviceBusy] of the time, and
+	// most idle time is unknown or nothing was queued in it.
 	BoundUnknown Bound = "unknown"
 	// BoundDevice: busy for at least [DeviceBusy] of the time.
 	BoundDevice Bound = "device"
@@ -192,9 +195,9 @@ func (p *Parts) bound() Bound {
 	i := &p.Idle
 	launch := i[Launch] + i[Latency] + i[SlowLaunch]
 	host := i[Sync] + i[Allocator] + i[CopyCall] + i[Host]
-	other := i[Queued] + i[NothingQueued] + i[StartUp]
-	switch most := max(launch, host, other, i[Unknown]); most {
-	case i[Unknown]:
+	other := i[Queued] + i[StartUp]
+	switch most := max(launch, host, other, i[Unknown], i[NothingQueued]); most {
+	case i[Unknown], i[NothingQueued]:
 		return BoundUnknown
 	case launch:
 		return BoundLaunch

@@ -47,6 +47,36 @@ func (c *scopeCursor) at(t int64) (s Scope, ok bool) {
 	}), true
 }
 
+// before returns the time of [from, to) in which no scope was open, 0 if none is open at the launch, which is
+// not earlier than to. The launch is then not part of a request.
+func (c *scopeCursor) before(from, to, launch int64) (ns int64) {
+	c.at(from)
+	covered, launched := from, false // by scopes that started earlier
+	add := func(s *Scope) {
+		if gap := min(s.StartNs, to) - covered; gap > 0 {
+			ns += gap
+		}
+		covered = max(covered, s.EndNs)
+		launched = launched || s.EndNs > launch
+	}
+	for i := range c.active {
+		add(&c.active[i])
+	}
+	for i := c.next; i < len(c.list) && c.list[i].StartNs <= launch; i++ {
+		add(&c.list[i])
+	}
+	if !launched {
+		return 0
+	}
+	return ns + max(0, to-covered)
+}
+
+// isRequests says whether scopes are the requests of a service: none is a step of a loop by its name. The
+// host then waits for requests outside of scopes.
+func isRequests(scopes []Scope) bool {
+	return len(scopes) > 0 && !slices.ContainsFunc(scopes, func(s Scope) bool { return stepWord.MatchString(s.Name) })
+}
+
 // stepWord is a part of a name that suggests a step.
 var stepWord = regexp.MustCompile(`(?i)step|iter|batch`)
 

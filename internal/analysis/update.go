@@ -6,6 +6,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 )
@@ -15,6 +16,9 @@ type Update struct {
 	// Devices are the time of each device that no earlier call had, by id. Rows that arrived late can make
 	// a time negative.
 	Devices []DeviceTime
+	// Missing says that the session lacks work, see Result.MissingShare. The times are then not those of the
+	// program.
+	Missing bool
 
 	last bool
 	rest []DeviceTime // of what follows the parts
@@ -33,14 +37,31 @@ const UpdateOps = 4 * partOps
 
 // KeepParts analyses the parts of a session that the store does not keep yet, and keeps them. So later
 // analyses of the session read only what follows. With last, the session pauses or has ended, and the update
-// has the rest of it too. If the session goes on, later updates subtract this rest. A store that keeps no
-// parts gives an empty update.
+// has the rest of it too. If the session goes on, later updates subtract this rest. In a store that keeps no
+// parts, the last update has the whole session, as far as it can be read in 20 s, and the others are empty.
 func KeepParts(ctx context.Context, r store.Reader, project, session string, last bool) (*Update, error) {
-	k, ok := FromReader(r, project, session).(keeper)
-	if !ok {
-		return &Update{}, nil
+	src := FromReader(r, project, session)
+	if k, ok := src.(keeper); ok {
+		return keepParts(ctx, k, last)
 	}
-	return keepParts(ctx, k, last)
+	u := &Update{last: last}
+	if !last {
+		return u, nil
+	}
+	err := u.run(ctx, src, Options{Deadline: time.Now().Add(maxUpdateTime)})
+	u.Devices = u.rest
+	return u, err
+}
+
+// maxUpdateTime bounds the reading of a session for its last update, as the API does for an answer.
+const maxUpdateTime = 20 * time.Second
+
+func (u *Update) run(ctx context.Context, src Source, o Options) error {
+	r, err := runWith(ctx, src, o, u)
+	if err == nil {
+		u.Missing = r.MissingShare > 0
+	}
+	return err
 }
 
 // restName is the kept value with the rest that the last update had.
@@ -52,7 +73,7 @@ func keepParts(ctx context.Context, k keeper, last bool) (*Update, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := runWith(ctx, k, Options{}, u); err != nil {
+	if err := u.run(ctx, k, Options{}); err != nil {
 		return nil, err
 	}
 	if !last && len(u.Devices) == 0 {

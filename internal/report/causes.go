@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/internal/analysis"
@@ -45,7 +46,8 @@ type causesOf struct {
 type SessionCauses struct {
 	Session, Service string
 	*analysis.Result
-	// Paths are the critical paths of the typical step and of the first outlier, if there are steps.
+	// Paths are the critical paths of the typical step and of the first outlier, if there are steps and no
+	// work is missing.
 	Paths []StepPath
 }
 
@@ -61,15 +63,7 @@ func (c *Causes) Traces(td ptrace.Traces) {
 		return
 	}
 	for _, b := range c.decoder.Traces("", td) {
-		s := c.sessions[b.Session]
-		if s == nil {
-			if c.sessions == nil {
-				c.sessions = map[string]*causesOf{}
-			}
-			s = &causesOf{id: b.Session}
-			c.sessions[b.Session] = s
-			c.order = append(c.order, s)
-		}
+		s := c.session(b.Session)
 		for i := range b.Origins {
 			if len(b.Origins[i].Resource) > 0 {
 				s.resource = b.Origins[i].Resource
@@ -93,6 +87,41 @@ func (c *Causes) Traces(td ptrace.Traces) {
 	}
 }
 
+// Logs adds what sessions say of work that is missing.
+func (c *Causes) Logs(ld plog.Logs) {
+	if c.full {
+		return
+	}
+	captures := plog.NewLogs()
+	for _, rl := range ld.ResourceLogs().All() {
+		for _, sl := range rl.ScopeLogs().All() {
+			for _, record := range sl.LogRecords().All() {
+				if record.EventName() == semconv.EventCUDACapture {
+					to := captures.ResourceLogs().AppendEmpty()
+					rl.Resource().CopyTo(to.Resource())
+					record.CopyTo(to.ScopeLogs().AppendEmpty().LogRecords().AppendEmpty())
+				}
+			}
+		}
+	}
+	for _, b := range c.decoder.Logs("", captures) {
+		c.session(b.Session).rows.Add(b)
+	}
+}
+
+func (c *Causes) session(id string) *causesOf {
+	s := c.sessions[id]
+	if s == nil {
+		if c.sessions == nil {
+			c.sessions = map[string]*causesOf{}
+		}
+		s = &causesOf{id: id}
+		c.sessions[id] = s
+		c.order = append(c.order, s)
+	}
+	return s
+}
+
 // Results analyses the sessions with work of a device, in the order of their first spans. The problem
 // is a sentence if there were too many operations; the list is then empty.
 func (c *Causes) Results(ctx context.Context) (list []SessionCauses, problem string, err error) {
@@ -107,9 +136,11 @@ func (c *Causes) Results(ctx context.Context) (list []SessionCauses, problem str
 		if len(r.Devices) == 0 {
 			continue
 		}
-		paths, err := stepPaths(ctx, &s.rows, &r.Steps)
-		if err != nil {
-			return nil, "", err
+		var paths []StepPath
+		if r.MissingShare == 0 { // a path would take missing work for code of the host
+			if paths, err = stepPaths(ctx, &s.rows, &r.Steps); err != nil {
+				return nil, "", err
+			}
 		}
 		list = append(list, SessionCauses{s.id, s.service, r, paths})
 	}

@@ -14,15 +14,17 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/pmetric"
+	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/internal/analysis"
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
+	"github.com/gpuflight/gpuflight/semconv"
 )
 
 func causesOfPath(t *testing.T, path string) []SessionCauses {
 	t.Helper()
 	var c Causes
-	_, err := ReadTelemetry(path, otlp.Handler{Traces: c.Traces, Logs: func(plog.Logs) {}, Metrics: func(pmetric.Metrics) {}})
+	_, err := ReadTelemetry(path, otlp.Handler{Traces: c.Traces, Logs: c.Logs, Metrics: func(pmetric.Metrics) {}})
 	require.NoError(t, err)
 	list, problem, err := c.Results(t.Context())
 	require.NoError(t, err)
@@ -36,9 +38,7 @@ func causesOfPath(t *testing.T, path string) []SessionCauses {
 			}
 			assert.Equal(t, list[i].ToNs-list[i].FromNs, d.WallNs)
 		}
-		if list[i].Steps.Count > 0 {
-			assert.NotEmpty(t, list[i].Paths)
-		}
+		assert.Equal(t, list[i].Steps.Count > 0 && list[i].MissingShare == 0, len(list[i].Paths) > 0)
 		for _, p := range list[i].Paths {
 			at := p.Step.StartNs
 			for j := range p.Parts {
@@ -148,5 +148,64 @@ func TestCauses_KnownCauses(t *testing.T) {
 				assert.Equal(t, "compute", list[0].Steps.Outliers[0].Part)
 			}
 		})
+	}
+}
+
+// TestCauses_MissingWork cuts the recording of a busy training to 6 of every 30 ms, as an overhead budget does.
+func TestCauses_MissingWork(t *testing.T) {
+	const path = "../../test/gpu/causes/recordings/balanced.otlp.jsonl.gz"
+	if _, err := os.Stat(path); err != nil {
+		t.Skip("no recording: ", err)
+	}
+	for _, told := range []bool{false, true} {
+		var c Causes
+		_, err := ReadTelemetry(path, otlp.Handler{
+			Traces: func(td ptrace.Traces) {
+				for _, rs := range td.ResourceSpans().All() {
+					for _, ss := range rs.ScopeSpans().All() {
+						ss.Spans().RemoveIf(func(s ptrace.Span) bool {
+							op := text(s.Attributes(), semconv.CUDAOperation)
+							return op != semconv.CUDAOperationScope && op != semconv.CUDAOperationSession && s.StartTimestamp()%30e6 >= 6e6
+						})
+					}
+				}
+				c.Traces(td)
+			},
+			Logs: func(ld plog.Logs) {
+				for _, rl := range ld.ResourceLogs().All() {
+					for _, sl := range rl.ScopeLogs().All() {
+						for _, r := range sl.LogRecords().All() {
+							if told && r.EventName() == semconv.EventCUDACapture {
+								r.Attributes().PutDouble(semconv.CUDACaptureRecordedRatio, 0.2)
+							}
+						}
+					}
+				}
+				c.Logs(ld)
+			},
+			Metrics: func(pmetric.Metrics) {},
+		})
+		require.NoError(t, err)
+		list, _, err := c.Results(t.Context())
+		require.NoError(t, err)
+		require.Len(t, list, 1)
+		var out bytes.Buffer
+		require.NoError(t, WriteCauses(&out, list, 0))
+		if !told {
+			assert.Equal(t, analysis.BoundDependency, list[0].Devices[0].Bound, "wrong: the device was busy")
+			assert.Contains(t, out.String(), "work had been launched but waited for other work")
+			continue
+		}
+		assert.Contains(t, out.String(), "Device 0 (NVIDIA H100 80GB HBM3): limit unknown\n")
+		assert.Contains(t, out.String(), "1. About 80 % of the work is missing: an overhead budget left 20 % of the time recorded. ")
+		assert.NotContains(t, out.String(), "queued")
+		assert.NotContains(t, out.String(), "CRITICAL PATH")
+		assert.NotContains(t, out.String(), "2. ")
+		d := &list[0].Devices[0]
+		assert.Equal(t, d.Active.IdleNs, d.Active.Idle[analysis.Unknown])
+		var page bytes.Buffer
+		require.NoError(t, WriteHTML(&page, &Totals{}, &Windows{}, &Inside{}, list, 0))
+		assert.Contains(t, page.String(), "About 80 % of the work is missing")
+		assert.NotContains(t, page.String(), "idle, queued")
 	}
 }

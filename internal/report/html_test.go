@@ -23,7 +23,7 @@ func page(t *testing.T, path string) string {
 	t.Helper()
 	r := New()
 	var c Causes
-	_, err := ReadTelemetry(path, otlp.Handler{Traces: func(td ptrace.Traces) { r.Traces(td); c.Traces(td) }, Logs: func(ld plog.Logs) { r.Logs(ld) }, Metrics: r.Metrics})
+	_, err := ReadTelemetry(path, otlp.Handler{Traces: func(td ptrace.Traces) { r.Traces(td); c.Traces(td) }, Logs: func(ld plog.Logs) { r.Logs(ld); c.Logs(ld) }, Metrics: r.Metrics})
 	require.NoError(t, err)
 	list, _, err := c.Results(t.Context())
 	require.NoError(t, err)

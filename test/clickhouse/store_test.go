@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuflight/gpuflight/internal/analysis"
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/clickstore"
 	"github.com/gpuflight/gpuflight/internal/store/storetest"
@@ -65,4 +66,34 @@ func TestStore_Contract(t *testing.T) {
 			return open(tb, n.(int64))
 		},
 	})
+}
+
+// TestStore_Analysis analyses a training on ClickHouse's engine and in memory.
+func TestStore_Analysis(t *testing.T) {
+	d := startEmpty(t, "analysis")
+	s, err := clickstore.Open(t.Context(), clickstore.Config{Endpoint: d.front.URL(), Username: user, Password: password, Database: d.name, CreateSchema: true})
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, s.Close(context.Background())) })
+	memory := storetest.NewMemory()
+	b := storetest.NewTraining(1_000_000_000_000).Batch(50)
+	for _, w := range []store.Writer{memory, s} {
+		_, err := w.Write(t.Context(), []*store.Batch{b})
+		require.NoError(t, err)
+	}
+	var answers [2]*analysis.Answer
+	var updates [2]*analysis.Update
+	for i, r := range []store.Reader{memory, s} {
+		found, err := analysis.Run(t.Context(), analysis.FromReader(r, b.Project, b.Session), analysis.Options{})
+		require.NoError(t, err)
+		answers[i] = analysis.NewAnswer(found, found.FromNs)
+		updates[i], err = analysis.KeepParts(t.Context(), r, b.Project, b.Session, true)
+		require.NoError(t, err)
+	}
+	require.Len(t, answers[0].Devices, 1)
+	assert.Positive(t, answers[0].Devices[0].Active.ComputeNs)
+	assert.Equal(t, int64(50), answers[0].Steps.Count)
+	assert.Equal(t, answers[0], answers[1])
+	require.Len(t, updates[0].Devices, 1)
+	assert.Equal(t, int64(50), updates[0].Devices[0].Steps)
+	assert.Equal(t, updates[0].Devices, updates[1].Devices)
 }

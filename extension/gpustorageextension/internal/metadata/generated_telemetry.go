@@ -191,7 +191,7 @@ func NewTelemetryBuilder(settings component.TelemetrySettings, options ...Teleme
 	errs = errors.Join(errs, err)
 	builder.ExtensionGpuStorageDeviceTime, err = builder.meter.Float64Counter(
 		"otelcol_extension_gpu_storage_device_time",
-		metric.WithDescription("Time of devices in sessions, by what they did or why they were idle. docs/causes.md defines the states. Counted for parts of long sessions, and when a session is sealed. Late data does not correct it. [Alpha]"),
+		metric.WithDescription("Time of devices in sessions, by what they did or why they were idle. docs/causes.md defines the states. Counted for parts of long sessions (not on ClickHouse), and when a session is sealed. Late data does not correct it. Sessions of which 5 % or more was not recorded do not count. [Alpha]"),
 		metric.WithUnit("s"),
 	)
 	errs = errors.Join(errs, err)

@@ -87,7 +87,7 @@ func AssertEqualExtensionGpuStorageDeletedSize(t *testing.T, tt *componenttest.T
 func AssertEqualExtensionGpuStorageDeviceTime(t *testing.T, tt *componenttest.Telemetry, dps []metricdata.DataPoint[float64], opts ...metricdatatest.Option) {
 	want := metricdata.Metrics{
 		Name:        "otelcol_extension_gpu_storage_device_time",
-		Description: "Time of devices in sessions, by what they did or why they were idle. docs/causes.md defines the states. Counted for parts of long sessions, and when a session is sealed. Late data does not correct it. [Alpha]",
+		Description: "Time of devices in sessions, by what they did or why they were idle. docs/causes.md defines the states. Counted for parts of long sessions (not on ClickHouse), and when a session is sealed. Late data does not correct it. Sessions of which 5 % or more was not recorded do not count. [Alpha]",
 		Unit:        "s",
 		Data: metricdata.Sum[float64]{
 			Temporality: metricdata.CumulativeTemporality,
