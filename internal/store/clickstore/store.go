@@ -94,7 +94,8 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	return s, nil
 }
 
-// createTable matches a statement of the schema, and column a line of it with a column. Names of indexes begin in lower case.
+// createTable matches a statement of the schema, and column a line of it with a column. Names of indexes
+// begin in lower case.
 var (
 	createTable = regexp.MustCompile(`(?s)^CREATE TABLE IF NOT EXISTS (\w+)\n\((.*)\n\)`)
 	column      = regexp.MustCompile(`(?m)^    (\w+) [A-Z]`)
