@@ -343,7 +343,7 @@ func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted,
 				err = ctx.Err()
 			}
 			if err != nil {
-				return deleted, fmt.Errorf("retain: %w", errors.Join(failed, err))
+				return deleted, fmt.Errorf("retain: %w", err)
 			}
 			if !exceeded {
 				continue

@@ -21,8 +21,8 @@ const importRows = 20_000
 // Import implements [store.Admin]. A process of its own opens the file and checks all rows before it
 // sends the first one. The rows are then written like others. So importing a session again changes
 // nothing, and importing one that exists adds the rows that are missing. A new session is pinned, because
-// retention would soon delete an old one. After an error such as a full
-// disk, a part of the rows may be stored.
+// retention would soon delete an old one. After an error such as a full disk, a part of the rows may be
+// stored.
 func (s *Store) Import(ctx context.Context, project, file string) (string, error) {
 	session, err := s.importFile(ctx, project, file)
 	if err != nil {
