@@ -37,6 +37,10 @@ type storedSession struct {
 	ID         string           `json:"id"`
 	Service    string           `json:"service"`
 	Host       string           `json:"host"`
+	Run        string           `json:"run"`
+	Rank       string           `json:"rank"`
+	RankSize   string           `json:"rank_size"`
+	PID        int64            `json:"pid"`
 	Start      int64            `json:"start,string"` // Unix nanoseconds
 	DurationNs int64            `json:"duration_ns"`
 	Operations map[string]int64 `json:"operations"`
@@ -44,6 +48,18 @@ type storedSession struct {
 	Bytes      int64            `json:"bytes"`
 	Live       bool             `json:"live"`
 	Pinned     bool             `json:"pinned"`
+}
+
+// state says in words what a user may want to know before deleting the session.
+func (s *storedSession) state() string {
+	var words []string
+	if s.Live {
+		words = append(words, "live")
+	}
+	if s.Pinned {
+		words = append(words, "pinned")
+	}
+	return strings.Join(words, ", ")
 }
 
 // open sends a request and returns the body of a successful answer.

@@ -8,9 +8,13 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
+	"strconv"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -25,6 +29,7 @@ GPUFLIGHT_KEY.
 
 Usage:
   gpuflight sessions [flags] list [TEXT]         list sessions, of which the id, application, host or run contains TEXT
+  gpuflight sessions [flags] show ID             print what is stored of a session, and its longest kernels
   gpuflight sessions [flags] pin|unpin ID...
   gpuflight sessions [flags] baselines           list the names of sessions that others are compared with
   gpuflight sessions [flags] baseline NAME ID    give a session a name, which another session loses
@@ -73,6 +78,8 @@ func runSessions(ctx context.Context, args []string, stdout io.Writer) error {
 	switch {
 	case action == "list" && count <= 1:
 		return listSessions(ctx, api, append(rest, "")[0], stdout)
+	case action == "show" && count == 1:
+		return showSession(ctx, api, rest[0], stdout)
 	case action == "pin" && count > 0:
 		return each(http.MethodPut, "/pin", "pinned")
 	case action == "unpin" && count > 0:
@@ -114,7 +121,7 @@ func runSessions(ctx context.Context, args []string, stdout io.Writer) error {
 		}
 		return nil
 	}
-	return &usageError{errors.New("use list, pin, unpin, baselines, baseline, delete-baseline, delete, export or import with the arguments that --help shows")}
+	return &usageError{errors.New("use list, show, pin, unpin, baselines, baseline, delete-baseline, delete, export or import with the arguments that --help shows")}
 }
 
 func listSessions(ctx context.Context, api queryAPI, text string, stdout io.Writer) error {
@@ -129,17 +136,75 @@ func listSessions(ctx context.Context, api queryAPI, text string, stdout io.Writ
 	w := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(w, "ID\tAPPLICATION\tHOST\tSTARTED\tDURATION\tKERNELS\tKERNEL TIME\tSIZE\tSTATE")
 	for _, s := range list {
-		state := ""
-		switch {
-		case s.Live:
-			state = "live"
-		case s.Pinned:
-			state = "pinned"
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%v\t%s\t%v\t%s\t%s\n", s.ID, s.Service, s.Host,
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%v\t%s\t%v\t%s\t%s\n", s.ID, report.Shorten(s.Service), report.Shorten(s.Host),
 			time.Unix(0, s.Start).Format(time.DateTime), time.Duration(s.DurationNs).Round(time.Millisecond),
 			report.Count(uint64(s.Operations["kernel"])), time.Duration(s.KernelNs).Round(time.Microsecond),
-			humanize.IBytes(uint64(s.Bytes)), state)
+			humanize.IBytes(uint64(s.Bytes)), s.state())
+	}
+	return w.Flush()
+}
+
+// shownKernels is the number of kernels that showSession prints.
+const shownKernels = 10
+
+func showSession(ctx context.Context, api queryAPI, id string, stdout io.Writer) error {
+	s, err := api.find(ctx, id)
+	if err != nil {
+		return err
+	}
+	var kernels struct {
+		Groups []struct {
+			Name  string        `json:"name"`
+			Count uint64        `json:"count"`
+			Sum   time.Duration `json:"sum_ns"`
+			P50   time.Duration `json:"p50_ns"`
+			P99   time.Duration `json:"p99_ns"`
+			Max   time.Duration `json:"max_ns"`
+		} `json:"groups"`
+		Total struct {
+			Groups uint64 `json:"groups"`
+		} `json:"total"`
+	}
+	path := "/sessions/" + url.PathEscape(s.ID)
+	if err := api.do(ctx, http.MethodGet, fmt.Sprintf("%s/kernels?limit=%d", path, shownKernels), nil, &kernels); err != nil {
+		return err
+	}
+	w := tabwriter.NewWriter(stdout, 0, 0, 2, ' ', 0)
+	fact := func(name, value string) {
+		if value != "" {
+			fmt.Fprintf(w, "%s:\t%s\n", name, value)
+		}
+	}
+	fact("session", s.ID)
+	fact("application", report.Shorten(s.Service))
+	fact("host", report.Shorten(s.Host))
+	if s.PID != 0 {
+		fact("process", strconv.FormatInt(s.PID, 10))
+	}
+	fact("run", report.Shorten(s.Run))
+	rank := s.Rank
+	if s.RankSize != "" {
+		rank += " of " + s.RankSize
+	}
+	fact("rank", report.Shorten(rank))
+	fact("started", time.Unix(0, s.Start).Format(time.DateTime))
+	fact("duration", report.Time(time.Duration(s.DurationNs)))
+	for _, kind := range slices.Sorted(maps.Keys(s.Operations)) {
+		fact(kind, report.Count(uint64(s.Operations[kind])))
+	}
+	fact("kernel time", report.Time(time.Duration(s.KernelNs)))
+	fact("size", humanize.IBytes(uint64(s.Bytes)))
+	fact("state", s.state())
+	fact("page", strings.TrimSuffix(api.address, "/")+path)
+	if len(kernels.Groups) > 0 {
+		fmt.Fprintln(w, "\nTOTAL\tLAUNCHES\tP50\tP99\tMAX\tKERNEL")
+	}
+	for _, k := range kernels.Groups {
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", report.Time(k.Sum), report.Count(k.Count), report.Time(k.P50), report.Time(k.P99),
+			report.Time(k.Max), report.Shorten(k.Name))
+	}
+	if n := uint64(len(kernels.Groups)); kernels.Total.Groups > n {
+		fmt.Fprintf(w, "(%s more kernels)\n", report.Count(kernels.Total.Groups-n))
 	}
 	return w.Flush()
 }

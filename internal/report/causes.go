@@ -376,7 +376,7 @@ func stepsTitle(s *analysis.Steps) string {
 	if s.Rule == "kernels" {
 		begin = "each from one kernel to the next one of"
 	}
-	return fmt.Sprintf("%s steps, %s %q", Count(uint64(s.Count)), begin, shorten(s.Name))
+	return fmt.Sprintf("%s steps, %s %q", Count(uint64(s.Count)), begin, Shorten(s.Name))
 }
 
 // stepParts are the values of a step that are shown.

@@ -79,7 +79,7 @@ func (d *Diff) Write(out io.Writer, width int) error {
 		letter, name string
 		compare.Summary
 	}{{"A", d.A, d.Comparison.A}, {"B", d.B, d.Comparison.B}} {
-		fmt.Fprintf(out, "%s  %s: %s steps, %s kernels\n", side.letter, shorten(side.name), Count(uint64(side.Steps)), Count(uint64(side.Kernels)))
+		fmt.Fprintf(out, "%s  %s: %s steps, %s kernels\n", side.letter, Shorten(side.name), Count(uint64(side.Steps)), Count(uint64(side.Kernels)))
 	}
 	for _, w := range d.Warnings {
 		sentence("Note: " + w)
@@ -180,7 +180,7 @@ func (d *Diff) writeRegressions(out io.Writer) {
 		if x != d.Step {
 			name += " " + changeName(x, true)
 		}
-		fmt.Fprintf(out, "  %s  %s\n", compare.Percent(x.Slowdown()), shorten(name))
+		fmt.Fprintf(out, "  %s  %s\n", compare.Percent(x.Slowdown()), Shorten(name))
 	}
 }
 

@@ -56,7 +56,7 @@ func plural(n uint64, one string, many ...string) string {
 }
 
 func writeFunction(w io.Writer, f *hotspot.Function) {
-	name := shorten(f.Name)
+	name := Shorten(f.Name)
 	switch f.Name {
 	case "":
 		name = "(function unknown)"
@@ -165,7 +165,7 @@ func writeReasons(w io.Writer, f *hotspot.Function) {
 		if idle && r.Samples > 0 && (!ok || e.State == hotspot.Waiting) {
 			part = percent(float64(r.NotIssued) / float64(r.Samples))
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t  %s\t  %s\n", Count(r.Samples), percent(r.Share), part, shorten(r.Name), e.Means)
+		fmt.Fprintf(w, "%s\t%s\t%s\t  %s\t  %s\n", Count(r.Samples), percent(r.Share), part, Shorten(r.Name), e.Means)
 	}
 	if rest := f.Reasons[len(shown):]; len(rest) > 0 {
 		samples, share := uint64(0), 0.0
@@ -212,7 +212,7 @@ func where(l *hotspot.Line) string {
 		fmt.Fprintf(&b, "+%#x", *l.PC)
 	}
 	if l.SASS != "" {
-		b.WriteString("  " + shorten(l.SASS))
+		b.WriteString("  " + Shorten(l.SASS))
 	}
 	if l.Instructions > 1 {
 		fmt.Fprintf(&b, "  (of %d instructions)", l.Instructions)
@@ -222,7 +222,7 @@ func where(l *hotspot.Line) string {
 
 // shortPath keeps the end of a long path, from the beginning of a name on.
 func shortPath(file string) string {
-	file = shorten(file)
+	file = Shorten(file)
 	if file == "" {
 		return "(file unknown)"
 	}

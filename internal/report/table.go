@@ -181,11 +181,11 @@ func cut(rows []Row, top int) (first []Row, rest Row, names int) {
 	return rows[:top], rest, len(rows) - top
 }
 
-// shorten makes a name one short line: control characters become spaces, and of a long one the
+// Shorten makes a name one short line: control characters become spaces, and of a long one the
 // beginning and the end stay.
-func shorten(name string) string { return clean(name, maxCell) }
+func Shorten(name string) string { return clean(name, maxCell) }
 
-// clean is shorten for texts of another length.
+// clean is Shorten for texts of another length.
 func clean(text string, most int) string {
 	text = strings.Map(func(c rune) rune {
 		if c < ' ' || c == 0x7f || c >= 0x80 && c < 0xa0 {

@@ -83,7 +83,7 @@ func (w *Window) write(t io.Writer, process bool) {
 		}
 	}
 	if len(w.Engines) > 0 {
-		engines = shorten(strings.Join(w.Engines, ", "))
+		engines = Shorten(strings.Join(w.Engines, ", "))
 	}
 	name := fmt.Sprint(w.ID)
 	if process {
@@ -101,7 +101,7 @@ func (w *Window) write(t io.Writer, process bool) {
 	case w.Closing != "" && w.Closing != string(deep.ClosedTime):
 		name += ", closed by " + w.Closing
 	}
-	fmt.Fprintf(t, "%s\t%s\t%s\t%s\t  %s\t  %s\n", Time(w.Length), samples, lost, rows, engines, shorten(name))
+	fmt.Fprintf(t, "%s\t%s\t%s\t%s\t  %s\t  %s\n", Time(w.Length), samples, lost, rows, engines, Shorten(name))
 }
 
 // writeMessages says once for each reason why windows have no figures, and what was amiss in those that have.

@@ -237,7 +237,8 @@ type Sample struct {
 	Origin, Extra    uint32
 }
 
-// Log is any other log record. UID identifies it within the session. Equal UIDs have equal times.
+// Log is any other log record. UID identifies it within the session. Equal UIDs have equal times. A record
+// that has only a time of observation has this as TimeNs, and -TimeNs as ObservedNs.
 type Log struct {
 	UID                UID
 	TimeNs, ObservedNs int64

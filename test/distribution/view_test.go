@@ -198,6 +198,11 @@ func TestSessions(t *testing.T) {
 	require.NotNil(t, row)
 	id := row[1]
 
+	shown := sessions(0, "show", id[:8])
+	t.Log(shown)
+	assert.Contains(t, shown, "session:      "+id+"\n")
+	assert.Regexp(t, `\nduration: +282.\d\dms\n(\w+: +\d+\n)*kernel: +204\n(\w+: +\d+\n)*kernel time: +466.90µs\n`, shown)
+	assert.Contains(t, shown, "\npage:         http://"+v.ui+"/sessions/"+id+"\n\nTOTAL ")
 	assert.Equal(t, "pinned "+id+"\n", sessions(0, "pin", id[:8]))
 	assert.Regexp(t, `pinned\n$`, sessions(0, "list", id))
 	assert.Equal(t, "unpinned "+id+"\n", sessions(0, "unpin", id))
@@ -211,7 +216,7 @@ func TestSessions(t *testing.T) {
 	assert.Equal(t, "imported "+id+"\n", sessions(0, "import", file))
 	assert.Regexp(t, ` 204 +467µs `, sessions(0, "list", id))
 	assert.Contains(t, sessions(1, "import", cli.Find(t)), "import "+cli.Find(t)+": the Collector rejected the request: ")
-	assert.Contains(t, sessions(2, "show"), "use list, pin, unpin, baselines, baseline, delete-baseline, delete, export or import")
+	assert.Contains(t, sessions(2, "show"), "use list, show, pin, unpin, baselines, baseline, delete-baseline, delete, export or import")
 
 	other := startView(t, file)
 	other.awaitAddress(t)

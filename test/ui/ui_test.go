@@ -6,6 +6,7 @@ package ui
 
 import (
 	"encoding/json"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -20,8 +21,8 @@ import (
 )
 
 // installBrowserTests returns the folder of the tests. They need Node, Debian's chromium and the
-// packages of web/package-lock.json. The test skips without them, also in make test, because no
-// build of the Collector needs them.
+// packages of web/package-lock.json. The test skips where these programs are not installed, also in
+// make test, because no build of the Collector needs them.
 func installBrowserTests(t *testing.T) (web string) {
 	for _, program := range []string{"node", "npm", "chromium"} {
 		if _, err := exec.LookPath(program); err != nil {
@@ -30,7 +31,7 @@ func installBrowserTests(t *testing.T) (web string) {
 	}
 	install := exec.Command(filepath.Join(process.Root(t), "scripts", "ui"), "install")
 	if out, err := install.CombinedOutput(); err != nil {
-		t.Skipf("the packages of the UI's tests cannot be installed: %v: %s", err, out)
+		process.Missing(t, fmt.Sprintf("the packages of the UI's tests cannot be installed: %v: %s", err, out))
 	}
 	return filepath.Join(process.Root(t), "web")
 }

@@ -96,7 +96,11 @@ func TestStore_RenamedSpans(t *testing.T) {
 	assert.Zero(t, s.Stats().Failures)
 	rollupsEqualRows(t, s, "training")
 
-	require.NoError(t, s.distrustChains(ctx, sess, map[string]bool{sess.segments[1].file: true}))
+	logs := map[string]bool{sess.segments[1].file: true}
+	require.NoError(t, s.distrustChains(ctx, sess, logs))
+	require.False(t, sess.stale(), "the session is large")
+	s.largeTree = largeTree
+	require.NoError(t, s.distrustChains(ctx, sess, logs))
 	require.True(t, sess.stale())
 	require.NoError(t, s.Close(ctx))
 	s = openStore(t, cfg)

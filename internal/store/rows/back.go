@@ -151,8 +151,12 @@ func putUID(uid store.UID, into pcommon.Map) {
 
 // AppendLog sets a log record.
 func AppendLog(row *store.Log, into plog.LogRecord) {
-	into.SetTimestamp(pcommon.Timestamp(row.TimeNs))
-	into.SetObservedTimestamp(pcommon.Timestamp(row.ObservedNs))
+	if row.TimeNs > 0 && row.ObservedNs == -row.TimeNs {
+		into.SetObservedTimestamp(pcommon.Timestamp(row.TimeNs))
+	} else {
+		into.SetTimestamp(pcommon.Timestamp(row.TimeNs))
+		into.SetObservedTimestamp(pcommon.Timestamp(row.ObservedNs))
+	}
 	into.SetSeverityNumber(plog.SeverityNumber(row.Severity))
 	into.SetSeverityText(row.SeverityText)
 	into.SetEventName(row.Event)

@@ -64,6 +64,9 @@ func (d *Decoder) record(b *builder, lr plog.LogRecord, origin uint32) {
 		Trace: store.TraceID(lr.TraceID()), Span: spanID(lr.SpanID()), Flags: uint32(lr.Flags()),
 		Origin: origin, Attrs: d.attrs(lr.Attributes()), DroppedAttrs: lr.DroppedAttributesCount(),
 	}
+	if row.TimeNs == 0 && row.ObservedNs > 0 {
+		row.TimeNs, row.ObservedNs = row.ObservedNs, -row.ObservedNs
+	}
 	if uid, _ := row.Attrs.Get(semconv.LogRecordUID); uid.Kind == store.KindString {
 		var canonical bool
 		if row.UID, canonical = parseUID(uid.Str); canonical {
@@ -97,8 +100,8 @@ func hashUID(content []byte) (uid store.UID) {
 	return uid
 }
 
-// contentUID derives a UID from the content, except the time of observation, and from the number of
-// equal records before it in the batch.
+// contentUID derives a UID from the content, except the time of observation of a record that has another
+// time, and from the number of equal records before it in the batch.
 func (d *Decoder) contentUID(b *builder, l *store.Log) store.UID {
 	c := keys.AppendUint64(d.scratch[:0], b.batch.Origins[l.Origin].Key)
 	c = keys.AppendUint64(keys.AppendUint64(c, uint64(l.TimeNs)), uint64(l.Severity))

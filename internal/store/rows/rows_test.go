@@ -311,8 +311,27 @@ func TestMetrics_AllTypes(t *testing.T) {
 	assert.True(t, slices.Equal(pointItems(t, md), pointItems(t, metricsOf(t, b[0])...)))
 }
 
-// TestTraces_UnusualAttributes gives each known key an unexpected type, in a span that is otherwise
-// an operation.
+// TestLogs_ObservedOnly: equal records without a time of their own differ by the time of observation.
+func TestLogs_ObservedOnly(t *testing.T) {
+	var d Decoder
+	var uids []store.UID
+	for _, observed := range []int64{1e18, 1e18 + 1e10, 1e18} {
+		ld := plog.NewLogs()
+		l := ld.ResourceLogs().AppendEmpty().ScopeLogs().AppendEmpty().LogRecords().AppendEmpty()
+		l.SetObservedTimestamp(pcommon.Timestamp(observed))
+		l.Body().SetStr("a line")
+		batches := d.Logs("", ld)
+		require.Len(t, batches, 1)
+		assert.Equal(t, observed, batches[0].Logs[0].TimeNs)
+		uids = append(uids, batches[0].Logs[0].UID)
+		back := logsOf(batches[0])[0].ResourceLogs().At(0).ScopeLogs().At(0).LogRecords().At(0)
+		assert.Zero(t, back.Timestamp())
+		assert.Equal(t, pcommon.Timestamp(observed), back.ObservedTimestamp())
+	}
+	assert.NotEqual(t, uids[0], uids[1])
+	assert.Equal(t, uids[0], uids[2], "delivered again")
+}
+
 // TestMetrics_ObservedProcess: metrics that eBPF programs made of a process open no session. Its spans
 // do.
 func TestMetrics_ObservedProcess(t *testing.T) {
@@ -350,6 +369,8 @@ func TestMetrics_ObservedProcess(t *testing.T) {
 	}
 }
 
+// TestTraces_UnusualAttributes gives each known key an unexpected type, in a span that is otherwise
+// an operation.
 func TestTraces_UnusualAttributes(t *testing.T) {
 	td := ptrace.NewTraces()
 	rs := td.ResourceSpans().AppendEmpty()
