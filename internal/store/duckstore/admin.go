@@ -349,8 +349,8 @@ func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted,
 				continue
 			}
 			size := u.size()
-			switch {
-			case rule.reason == rawMaxAge:
+			switch rule.reason {
+			case rawMaxAge:
 				if err = s.dropRows(ctx, u); err != nil {
 					err = s.failed(ctx, u.sess, err)
 				}

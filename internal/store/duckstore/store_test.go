@@ -256,7 +256,7 @@ func TestStore_Limits(t *testing.T) {
 	}
 	answer, err := s.SQL(ctx, store.SQLQuery{Session: "a", Statement: query, Rows: 1, Bytes: 1000})
 	require.NoError(t, err)
-	assert.Equal(t, `["512.0 MiB, 1 bytes, 2, "]`, string(answer.Rows[0]))
+	assert.Equal(t, `["512.0 MiB, 1 byte, 2, "]`, string(answer.Rows[0]))
 }
 
 // TestPaths_Collision gives two lists of names the same hash.
