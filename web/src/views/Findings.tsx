@@ -3,7 +3,7 @@ import { Link, useSearch } from "@tanstack/react-router";
 import type { Schemas } from "../api/client";
 import { url } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
-import { count, duration, exactDuration, offset, percent } from "../lib/format";
+import { count, duration, exactDuration, offset, percent, plural } from "../lib/format";
 import { Badge, Bar, Failure, Loading, Message, ui } from "../ui/parts";
 import { toSpan } from "./Inspector";
 import { WindowBadge } from "./Kernels";
@@ -231,7 +231,7 @@ function StepsPanel({ a }: { a: Analysis }) {
   return (
     <>
       <div className={ui.row}>
-        <h2>{count(s.count)} steps</h2>
+        <h2>{plural(s.count, "step")}</h2>
         {s.typical && (
           <Show start={s.typical.start} ns={s.typical.wall_ns} path>
             critical path of the typical step
