@@ -166,7 +166,13 @@ enum {
   FIRST_SCHEMA = 1 << 24,   // NVTX_PAYLOAD_SCHEMA_ID_STATIC_START
   EXTENSION_PAYLOAD = 2,    // NVTX_EXT_PAYLOAD_MODULEID
   COMPATIBLE_PAYLOAD = 1,   // the high byte of NVTX_EXT_PAYLOAD_COMPATID
-  SLOT_SCHEMA_REGISTER = 0, // NVTX3EXT_CBID_nvtxPayloadSchemaRegister
+  // NVTX3EXT_CBID_nvtx…
+  SLOT_SCHEMA_REGISTER = 0,
+  SLOT_MARK = 2,
+  SLOT_PUSH = 3,
+  SLOT_POP = 4,
+  SLOT_START = 5,
+  SLOT_END = 6,
   // Ours. NCCL 2.28 has 15 schemas of at most 7 entries, and structs of at most 40 bytes.
   MAX_SCHEMAS = 64,
   MAX_ENTRIES = 64,
@@ -206,12 +212,10 @@ static uint64_t schema_register(const char *domain, const schema *s) {
   return s->id;
 }
 
-// collective_bytes returns the size that NCCL states for a range, or 0.
-static uint64_t collective_bytes(const char *domain, const attributes *a) {
-  if (a == NULL || a->size < sizeof *a || a->payload_type != PAYLOAD_EXTENDED) return 0;
-  const payload *list = (const payload *)(uintptr_t)a->payload;
+// payload_bytes returns the size that NCCL states in payloads of a range, or 0.
+static uint64_t payload_bytes(const char *domain, const payload *list, size_t n) {
   if (domain == NULL || strcmp(domain, nccl_domain) != 0 || list == NULL) return 0;
-  for (int i = 0; i < a->reserved && i < MAX_PAYLOADS; i++) {
+  for (size_t i = 0; i < n && i < MAX_PAYLOADS; i++) {
     uint64_t number = list[i].schema - FIRST_SCHEMA, bytes;
     uint32_t offset = number < MAX_SCHEMAS ? atomic_load(&sizes[number]) : 0;
     if (offset == 0 || offset == CONFLICT || list[i].data == NULL) continue;
@@ -222,6 +226,11 @@ static uint64_t collective_bytes(const char *domain, const attributes *a) {
     return bytes <= INT64_MAX ? bytes : 0;
   }
   return 0;
+}
+
+static uint64_t collective_bytes(const char *domain, const attributes *a) {
+  if (a == NULL || a->size < sizeof *a || a->payload_type != PAYLOAD_EXTENDED || a->reserved < 0) return 0;
+  return payload_bytes(domain, (const payload *)(uintptr_t)a->payload, (size_t)a->reserved);
 }
 
 // ---- marks and ranges ----
@@ -265,6 +274,29 @@ static int push_w(const wchar_t *text) {
 }
 static int domain_pop(const char *domain) { return gpufl_nvtx_pop(domain); }
 static int pop(void) { return gpufl_nvtx_pop(NULL); }
+
+// The payload extension has marks and ranges whose name is in a payload. The name is not read. NCCL
+// 2.28 ends ranges of communicators with it that it began with domain_push_ex. A payload at the end
+// of a range is not read: NCCL states the size of a collective at the begin.
+static void payload_mark(const char *domain, const payload *list, size_t n) {
+  (void)list, (void)n;
+  gpufl_nvtx_mark(domain, NULL, 0);
+}
+static int payload_push(const char *domain, const payload *list, size_t n) {
+  return gpufl_nvtx_push(domain, NULL, 0, payload_bytes(domain, list, n));
+}
+static int payload_pop(const char *domain, const payload *list, size_t n) {
+  (void)list, (void)n;
+  return gpufl_nvtx_pop(domain);
+}
+static uint64_t payload_start(const char *domain, const payload *list, size_t n) {
+  (void)list, (void)n;
+  return gpufl_nvtx_start(domain, NULL, 0);
+}
+static void payload_end(const char *domain, uint64_t id, const payload *list, size_t n) {
+  (void)domain, (void)list, (void)n;
+  gpufl_nvtx_end(id);
+}
 
 static const char *register_a(const char *domain, const char *text) {
   (void)domain;
@@ -337,9 +369,19 @@ __attribute__((visibility("default"), used)) int InitializeInjectionNvtxExtensio
 int InitializeInjectionNvtxExtension(extension *e) {
   if (gpufl_is_child() || e == NULL || e->size < sizeof *e || e->module != EXTENSION_PAYLOAD ||
       e->compatible >> 8 != COMPATIBLE_PAYLOAD || e->num_segments == 0 || e->segments == NULL ||
-      e->segments[0].num_slots <= SLOT_SCHEMA_REGISTER || e->segments[0].slots == NULL) {
+      e->segments[0].num_slots == 0 || e->segments[0].slots == NULL) {
     return 0;
   }
-  e->segments[0].slots[SLOT_SCHEMA_REGISTER] = (intptr_t)schema_register;
+  static const function handlers[] = {
+      [SLOT_SCHEMA_REGISTER] = F(schema_register),
+      [SLOT_MARK] = F(payload_mark),
+      [SLOT_PUSH] = F(payload_push),
+      [SLOT_POP] = F(payload_pop),
+      [SLOT_START] = F(payload_start),
+      [SLOT_END] = F(payload_end),
+  };
+  for (size_t i = 0; i < sizeof handlers / sizeof *handlers && i < e->segments[0].num_slots; i++) {
+    if (handlers[i] != NULL) e->segments[0].slots[i] = (intptr_t)handlers[i];
+  }
   return 1;
 }

@@ -45,11 +45,27 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 	}
 	a := &analysis{update: update, from: max(first, o.From), to: last, devices: map[string]*device{}, contexts: map[int64]*device{}, shapes: map[uint32]*shapeInfo{}}
 	a.startup = a.from == first
+	k, keeps := src.(keeper)
 	if o.To > 0 {
 		a.to = min(a.to, o.To)
 	}
 	if a.to <= a.from {
 		return &Result{FromNs: a.from, ToNs: a.from, Complete: true, Devices: []Device{}, Steps: (&stepList{}).result("none", "", ""), Findings: []Finding{}}, nil
+	}
+	if keeps {
+		ctx, stop := context.WithCancel(ctx)
+		a.planned = start(func() error { return a.plan(ctx, k, first, o) })
+		defer func() {
+			stop()
+			_ = a.planned()
+			for _, x := range a.ahead {
+				_ = x.wait()
+			}
+			if a.kept != nil {
+				for range a.kept { // until readAhead has ended
+				}
+			}
+		}()
 	}
 	if a.scopes, a.more, err = src.Scopes(ctx, a.from, a.to, ruleScopes); err != nil {
 		return nil, err
@@ -72,6 +88,11 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 	}
 	if len(a.steps) == 0 && !o.NoSteps {
 		rule = "kernels"
+		if keeps {
+			if err = a.planned(); err != nil { // it changes kept values too
+				return nil, err
+			}
+		}
 		if a.markers, err = a.findMarkers(ctx, src, first, last, o.Deadline); err != nil {
 			return nil, err
 		}
@@ -80,7 +101,7 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 	if a.requests = !o.NoSteps && isRequests(a.scopes); a.requests {
 		a.rule += pathSeparator + "requests"
 	}
-	if k, ok := src.(keeper); ok {
+	if keeps {
 		err = a.sweepParts(ctx, k, first, o)
 	} else {
 		err = a.sweep(ctx, src, a.from, a.to, o.Deadline)
@@ -164,11 +185,16 @@ type analysis struct {
 	rule    string // how steps were found, as text
 	reached int64  // the end of what has been added
 
-	update    *Update   // nil for an analysis
-	profile   *profiler // nil if it was not needed yet
-	grouping  bool      // operations are added to groups
-	scopeSums scopeSums // for the keys of parts
-	more      bool      // scopes has only the first scopes of the interval
+	update   *Update   // nil for an analysis
+	profile  *profiler // nil if it was not needed yet
+	grouping bool      // operations are added to groups
+	more     bool      // scopes has only the first scopes of the interval
+
+	planned   func() error   // waits for the following values
+	parts     []part         // that cover the interval
+	scopeSums scopeSums      // for the keys of parts
+	ahead     map[int]*ahead // of parts that the interval cuts
+	kept      chan *keptPart // the usable ones in order, nil in an update
 }
 
 // counts is what an analysis counts of all devices.

@@ -164,7 +164,19 @@ func (c *codec) step(s *Step) {
 	c.ref(&s.First)
 	c.parts(&s.Parts)
 	c.text((*string)(&s.Bound))
-	entries(c, &s.kernels, func(name *string, ns *int64) { c.text(name); c.ints(ns) })
+	c.nameTimes(&s.kernels)
+}
+
+func (c *codec) nameTimes(t *nameTimes) {
+	last := ""
+	elements(c, (*[]nameTime)(t), func(x *nameTime) {
+		c.text(&x.name)
+		c.ints(&x.ns)
+		if c.reads() && x.name <= last && last != "" {
+			c.in.Fail("names are not in order")
+		}
+		last = x.name
+	})
 }
 
 func (c *codec) gap(g *Gap) {
@@ -233,9 +245,6 @@ func (c *codec) carry(d *carry) {
 			s.open = &Step{}
 		}
 		c.step(s.open)
-		if s.open.kernels == nil {
-			s.open.kernels = map[string]int64{}
-		}
 	} else {
 		s.open = nil
 	}
@@ -305,7 +314,7 @@ func (c *codec) tally(t *tally) {
 		c.mark(&l.active[i])
 	}
 	elements(c, &l.list, c.step)
-	entries(c, &l.totals, func(name *string, ns *int64) { c.text(name); c.ints(ns) })
+	c.nameTimes(&l.totals)
 	elements(c, &l.longest, func(i *int) {
 		v := int64(*i)
 		c.ints(&v)

@@ -110,6 +110,9 @@ func (l *stepList) merge(o *stepList) {
 	for i := range o.list[:n] {
 		o.list[i].Number += int64(offset)
 	}
+	if cap(l.list)-offset < n {
+		l.list = slices.Grow(l.list, offset+n) // doubles it, so that steps of many parts are copied once
+	}
 	l.list = append(l.list, o.list[:n]...)
 	l.more = l.more || o.more || n < len(o.list)
 	slices.Sort(o.longest) // a candidate that comes first wins
@@ -119,8 +122,8 @@ func (l *stepList) merge(o *stepList) {
 		}
 	}
 	if !full {
-		for _, name := range slices.Sorted(maps.Keys(o.totals)) {
-			l.total(name, o.totals[name])
+		for _, x := range o.totals {
+			l.totals.add(x.name, x.ns)
 		}
 	}
 }

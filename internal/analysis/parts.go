@@ -35,10 +35,6 @@ const (
 	partShift = 28
 	// partVersion changes with the format of parts and with the rules of the analysis.
 	partVersion = 6
-	// partBins is the most bins of a query for numbers of operations.
-	partBins = 4000
-	// coarserBins is the power of 2 from one unit of such queries to the next larger one.
-	coarserBins = 12
 )
 
 // keeper is a source that keeps parts.
@@ -57,23 +53,89 @@ type keeper interface {
 	scopeSums(ctx context.Context, from, to int64, visit func(*store.ScopeSum) error) error
 	// operations returns the number of operations of the session.
 	operations(ctx context.Context) (int64, error)
-	// bins returns the numbers of operations that start in each unit of an interval of at most partBins
-	// units. The unit is the grid times a power of 2, and divides the bounds.
-	bins(ctx context.Context, from, to, unit int64) ([]int64, error)
+	// counts calls visit with the number of operations that start in each unit of the grid, without empty ones,
+	// by time. The bounds are on the grid.
+	counts(ctx context.Context, from, to int64, visit func(*store.OpCount) error) error
 }
 
 // scanned is a source that scans. All intervals must be of about one part.
 type scanned struct {
 	keeper
 	places bool
+	ahead  *ahead // the scan of the interval, if it has begun
 }
 
 func (s scanned) Ops(ctx context.Context, from, to int64, visit func(*store.OpRow) error) error {
+	if s.ahead != nil {
+		s.ahead.visit <- visit
+		return s.ahead.wait()
+	}
 	return s.scan(ctx, from, to, s.places, visit)
 }
 
-// scanned returns the source of operations, with places if groups need them.
-func (a *analysis) scanned(k keeper) scanned { return scanned{k, a.grouping && !a.profile.more} }
+// scanned returns the source of the operations of part i, with places if groups need them.
+func (a *analysis) scanned(k keeper, i int) scanned {
+	return scanned{k, a.grouping && !a.profile.more, a.ahead[i]}
+}
+
+// ahead is a scan that begins before its rows are needed. It holds a block of rows until it gets their visitor.
+type ahead struct {
+	visit chan func(*store.OpRow) error
+	wait  func() error
+}
+
+func scanAhead(ctx context.Context, k keeper, from, to int64) *ahead {
+	x := &ahead{visit: make(chan func(*store.OpRow) error, 1)}
+	var visit func(*store.OpRow) error
+	x.wait = start(func() error {
+		return k.scan(ctx, from, to, false, func(row *store.OpRow) error {
+			if visit == nil {
+				select {
+				case visit = <-x.visit:
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+			return visit(row)
+		})
+	})
+	return x
+}
+
+// start calls a function in a goroutine. The result waits for its end and returns its error.
+func start(f func() error) (wait func() error) {
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		err = f()
+	}()
+	return func() error {
+		<-done
+		return err
+	}
+}
+
+// plan finds the parts, and begins to scan those that the interval cuts, at most two.
+func (a *analysis) plan(ctx context.Context, k keeper, first int64, o Options) (err error) {
+	if a.parts, err = a.partsOf(ctx, k, a.from, a.to); err != nil {
+		return err
+	}
+	if a.update == nil && o.profile == nil {
+		a.ahead = map[int]*ahead{}
+		for i, p := range a.parts {
+			if p.from < a.from && a.from != first || p.to > a.to {
+				a.ahead[i] = scanAhead(ctx, k, max(p.from, a.from), min(p.to, a.to))
+			}
+		}
+	}
+	a.scopeSums, err = sumScopes(ctx, k, a.parts)
+	if err == nil && a.update == nil {
+		a.kept = make(chan *keptPart, 2)
+		go a.readAhead(ctx, k, first)
+	}
+	return err
+}
 
 // part is an interval of a session, on the grid.
 type part struct {
@@ -94,64 +156,18 @@ func parsePart(name string) (p part, ok bool) {
 	return p, err == nil && n == 3 && p.named() == name && p.from >= 0 && p.to > p.from && p.to <= store.MaxTimeNs
 }
 
-// eachBin calls visit for each unit of the grid of an interval in which operations start, with their number.
-// It skips long times without operations: one row with a wrong time can make a session decades long.
-func eachBin(ctx context.Context, k keeper, from, to int64, visit func(at, ops int64)) error {
-	_, unit := k.partSize()
-	for (to-from)/unit > partBins {
-		unit <<= coarserBins
-	}
-	return eachUnit(ctx, k, from, to, unit, visit)
-}
-
-// eachUnit is eachBin for an interval whose units with operations are found first.
-func eachUnit(ctx context.Context, k keeper, from, to, unit int64, visit func(at, ops int64)) error {
-	_, grid := k.partSize()
-	begin, last := int64(-1), (to+unit-1)/unit*unit
-	finer := func(end int64) error {
-		start := max(begin, from)
-		begin = -1
-		return eachUnit(ctx, k, start, min(end, to), unit>>coarserBins, visit)
-	}
-	for at, end := from/unit*unit, last; at < last; at, end = end, last {
-		if (end-at)/unit > partBins {
-			end = at + partBins*unit
-		}
-		ops, err := k.bins(ctx, at, end, unit)
-		if err != nil {
-			return err
-		}
-		for i, n := range ops {
-			switch t := at + int64(i)*unit; {
-			case unit == grid && n > 0:
-				visit(t, n)
-			case unit == grid:
-			case n > 0 && begin < 0:
-				begin = t
-			case n == 0 && begin >= 0:
-				if err := finer(t); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	if begin >= 0 {
-		return finer(to)
-	}
-	return nil
-}
-
 // planParts divides an interval into parts with at least partOps operations each, and a rest. The bounds
 // of the interval are on the grid.
 func planParts(ctx context.Context, k keeper, from, to int64) (list []part, err error) {
 	size, grid := k.partSize()
 	open := part{from: from}
-	err = eachBin(ctx, k, from, to, func(at, ops int64) {
-		if open.ops += ops; open.ops >= size {
-			open.to = at + grid
+	err = k.counts(ctx, from, to, func(x *store.OpCount) error {
+		if open.ops += x.Ops; open.ops >= size {
+			open.to = x.FromNs + grid
 			list = append(list, open)
 			open = part{from: open.to}
 		}
+		return nil
 	})
 	if open.from < to {
 		open.to = to
@@ -310,19 +326,14 @@ func openKept(b []byte) *codec {
 // sweepParts sweeps over the interval of the analysis, and uses and keeps parts.
 func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Options) error {
 	size, _ := k.partSize()
-	list, err := a.partsOf(ctx, k, a.from, a.to)
-	if err != nil {
+	if err := a.planned(); err != nil {
 		return err
 	}
-	if a.scopeSums, err = sumScopes(ctx, k, list); err != nil {
-		return err
-	}
-	for i := range list {
-		p := &list[i]
+	for i := range a.parts {
+		p := &a.parts[i]
 		begin := max(p.from, a.from)
 		key := a.partKey(p)
-		whole := p.from >= a.from || a.from == first
-		if whole && p.to <= a.to && p.name != "" {
+		if a.usable(p, first) {
 			used, err := a.use(ctx, k, p, key, o.profile != nil)
 			if err != nil {
 				return err
@@ -333,11 +344,12 @@ func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Opti
 			}
 		}
 		if a.from != first || p.to > a.to || p.ops < size {
-			sweep := func() error { return a.sweep(ctx, a.scanned(k), begin, min(p.to, a.to), o.Deadline) }
+			sweep := func() error { return a.sweep(ctx, a.scanned(k, i), begin, min(p.to, a.to), o.Deadline) }
+			var err error
 			switch {
 			case a.update == nil || a.update.last:
 				err = sweep()
-			case i == len(list)-1:
+			case i == len(a.parts)-1:
 				return nil
 			default: // it is part of the rest
 				err = a.aside(true, sweep)
@@ -375,11 +387,12 @@ func (a *analysis) countParts(ctx context.Context, k keeper, list []part) error 
 		list[i].ops = 0
 	}
 	i := 0
-	return eachBin(ctx, k, list[0].from, list[len(list)-1].to, func(at, ops int64) {
-		for at >= list[i].to {
+	return k.counts(ctx, list[0].from, list[len(list)-1].to, func(x *store.OpCount) error {
+		for x.FromNs >= list[i].to {
 			i++
 		}
-		list[i].ops += ops
+		list[i].ops += x.Ops
+		return nil
 	})
 }
 
@@ -443,62 +456,120 @@ func (s scopeSums) of(from, bound int64) uint64 {
 	return before(bound).Starts ^ before(from).Ends
 }
 
+// keptPart is a kept part that is read up to its tallies.
+type keptPart struct {
+	value         []byte
+	c             *codec // nil if there is none
+	counted       bool
+	key           string
+	before, after []byte
+	from          int64
+	counts        counts
+	all           map[string]*tally // by device, nil if they are not read yet
+	err           error             // of the store
+}
+
+func readPart(ctx context.Context, k keeper, name string) *keptPart {
+	x := &keptPart{}
+	x.value, x.err = k.value(ctx, name)
+	x.c = openKept(x.value)
+	if x.c != nil {
+		x.c.bools(&x.counted)
+		x.c.text(&x.key)
+		x.c.sized(&x.before)
+		x.c.sized(&x.after)
+		x.c.ints(&x.from, &x.counts.operations, &x.counts.known, &x.counts.unknown, &x.counts.lastEnd)
+	}
+	return x
+}
+
+// tallies reads the tallies. It returns nil if they are damaged.
+func (x *keptPart) tallies() map[string]*tally {
+	if c := x.c; x.all == nil && c != nil && c.in.OK() {
+		all := map[string]*tally{}
+		var devices uint64
+		c.uint(&devices)
+		for range min(devices, uint64(len(x.value))) {
+			var id string
+			t := &tally{}
+			c.text(&id)
+			c.tally(t)
+			all[id] = t
+		}
+		if c.in.OK() && len(c.in.Rest) == 0 {
+			x.all = all
+		}
+	}
+	return x.all
+}
+
+// readAhead reads the kept parts of the interval in order, a few of them before they are needed.
+func (a *analysis) readAhead(ctx context.Context, k keeper, first int64) {
+	defer close(a.kept)
+	for i := range a.parts {
+		if p := &a.parts[i]; a.usable(p, first) {
+			x := readPart(ctx, k, p.name)
+			x.tallies()
+			select {
+			case a.kept <- x:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
+}
+
+// usable says whether a part is kept and whole in the interval.
+func (a *analysis) usable(p *part, first int64) bool {
+	return (p.from >= a.from || a.from == first) && p.to <= a.to && p.name != ""
+}
+
 // use adds a kept part and returns true, or false if it is not of these rows or has no groups that are needed.
 func (a *analysis) use(ctx context.Context, k keeper, p *part, key string, grouping bool) (bool, error) {
-	b, err := k.value(ctx, p.name)
-	c := openKept(b)
-	if p.counted = c == nil; err != nil || c == nil {
-		return false, err
+	var x *keptPart
+	if a.kept != nil {
+		x = <-a.kept
 	}
-	c.bools(&p.counted)
-	var devices uint64
-	var is string
-	var before, after []byte
-	var n counts
-	c.text(&is)
-	c.sized(&before)
-	c.sized(&after)
-	if !c.in.OK() || is != key || !bytes.Equal(before, a.carries()) {
+	if x == nil {
+		x = readPart(ctx, k, p.name)
+	}
+	if p.counted = x.c == nil; x.err != nil || p.counted {
+		return false, x.err
+	}
+	p.counted = x.counted
+	if !x.c.in.OK() || x.key != key || !bytes.Equal(x.before, a.carries()) {
 		return false, nil
 	}
-	var from int64
-	c.ints(&from, &n.operations, &n.known, &n.unknown, &n.lastEnd)
-	if n.lastEnd > a.to {
+	if x.counts.lastEnd > a.to {
 		return false, nil // the interval cuts an operation
 	}
 	if a.update != nil && p.counted {
-		return a.setCarries(after), nil
+		return a.setCarries(x.after), nil
 	}
-	c.uint(&devices)
-	tallies := map[string]*tally{}
-	for range min(devices, uint64(len(b))) {
-		var id string
-		t := &tally{}
-		c.text(&id)
-		c.tally(t)
-		tallies[id] = t
-		if a.update == nil && a.devices[id] == nil && from != a.from {
+	tallies := x.tallies()
+	if tallies == nil {
+		return false, nil
+	}
+	for id := range tallies {
+		if a.update == nil && a.devices[id] == nil && x.from != a.from {
 			return false, nil // its idle time begins with the interval
 		}
 	}
-	if !c.in.OK() || len(c.in.Rest) > 0 {
-		return false, nil
-	}
 	if grouping {
-		if ok, err := a.useGroups(ctx, k, p, b, tallies); err != nil || !ok {
+		if ok, err := a.useGroups(ctx, k, p, x.value, tallies); err != nil || !ok {
 			return false, err
 		}
 	}
-	if !a.setCarries(after) {
+	if !a.setCarries(x.after) {
 		return false, nil
 	}
 	if a.update != nil { // an analysis kept it
 		for id, t := range tallies {
 			a.update.addTally(id, t)
 		}
-		return true, k.keep(ctx, p.name, countedPart(b))
+		return true, k.keep(ctx, p.name, countedPart(x.value))
 	}
-	a.counts.add(&n)
+	a.counts.add(&x.counts)
 	for _, d := range a.order {
 		if t := tallies[d.id]; t != nil {
 			d.merge(t)
@@ -527,7 +598,7 @@ func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, i int, key 
 	a.profile.earliest, a.grouping = p.from, true
 	defer func() { a.grouping = o.profile != nil }()
 	return a.aside(p.counted, func() error {
-		if err := a.sweep(ctx, a.scanned(k), begin, p.to, o.Deadline); err != nil {
+		if err := a.sweep(ctx, a.scanned(k, i), begin, p.to, o.Deadline); err != nil {
 			return err
 		}
 		c := newKept()

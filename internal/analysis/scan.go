@@ -85,18 +85,6 @@ func (s *scanReader) operations(ctx context.Context) (int64, error) {
 	return info.Counts["ops"], err
 }
 
-func (s *scanReader) bins(ctx context.Context, from, to, unit int64) ([]int64, error) {
-	n := int((to - from) / unit)
-	q := store.TimelineQuery{Project: s.project, Session: s.session, From: max(from, 1), To: min(to, store.MaxTimeNs), Bins: n} // From 0 is the first operation
-	t, err := s.r.Timeline(ctx, q)
-	if err != nil {
-		return nil, err
-	}
-	ops := make([]int64, n)
-	for i := range t.Bins {
-		if b := &t.Bins[i]; int(b.Index) < n {
-			ops[b.Index] += b.Count
-		}
-	}
-	return ops, nil
+func (s *scanReader) counts(ctx context.Context, from, to int64, visit func(*store.OpCount) error) error {
+	return s.store.OpCounts(ctx, s.query(from, to), partShift, visit)
 }

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strings"
 )
 
 // Bounds of what is kept of steps.
@@ -70,7 +71,40 @@ type Step struct {
 	StepValues
 	Bound Bound
 
-	kernels map[string]int64
+	kernels nameTimes
+}
+
+// nameTimes is nanoseconds by name, in the order of names. Of more than maxKernelNames names, the rest is
+// otherName. A list is read several times as fast as a map.
+type nameTimes []nameTime
+
+type nameTime struct {
+	name string
+	ns   int64
+}
+
+func (t nameTimes) find(name string) (i int, ok bool) {
+	return slices.BinarySearchFunc(t, name, func(x nameTime, name string) int { return strings.Compare(x.name, name) })
+}
+
+func (t *nameTimes) add(name string, ns int64) {
+	i, ok := t.find(name)
+	if !ok && len(*t) >= maxKernelNames {
+		i, ok = t.find(otherName)
+		name = otherName
+	}
+	if !ok {
+		*t = slices.Insert(*t, i, nameTime{name: name})
+	}
+	(*t)[i].ns += ns
+}
+
+// of returns the time of a name.
+func (t nameTimes) of(name string) int64 {
+	if i, ok := t.find(name); ok {
+		return t[i].ns
+	}
+	return 0
 }
 
 // Outlier is a step whose wall is above the median by more than 5 median absolute deviations and by
@@ -107,8 +141,8 @@ type stepList struct {
 	active  [2]mark // begin of the first and end of the last step
 	list    []Step
 	more    bool
-	totals  map[string]int64 // of kernels in all steps, by name
-	longest []int            // steps that keep their kernels
+	totals  nameTimes // of kernels in all steps
+	longest []int     // steps that keep their kernels
 }
 
 func (s *stepper) begin(d *device, w *work) {
@@ -131,7 +165,7 @@ func (s *stepper) begin(d *device, w *work) {
 	}
 	if begins {
 		s.end(d)
-		s.open = &Step{Name: name, StartNs: w.start, First: w.ref, kernels: map[string]int64{}}
+		s.open = &Step{Name: name, StartNs: w.start, First: w.ref}
 		s.base = d.mark(w.start)
 		if !s.begun {
 			s.begun = true
@@ -146,11 +180,7 @@ func (s *stepper) begin(d *device, w *work) {
 		}
 		if w.class != classCopy {
 			o.KernelNs += w.end - w.start
-			name := w.ref.Name
-			if _, ok := o.kernels[name]; !ok && len(o.kernels) >= maxKernelNames {
-				name = otherName
-			}
-			o.kernels[name] += w.end - w.start
+			o.kernels.add(w.ref.Name, w.end-w.start)
 		}
 	}
 }
@@ -184,22 +214,12 @@ func (l *stepList) add(o *Step) {
 		l.more = true
 		return
 	}
-	for name, ns := range o.kernels {
-		l.total(name, ns)
+	for _, x := range o.kernels {
+		l.totals.add(x.name, x.ns)
 	}
 	o.Number = int64(len(l.list)) + 1
 	l.list = append(l.list, *o)
 	l.candidate(len(l.list) - 1)
-}
-
-func (l *stepList) total(name string, ns int64) {
-	if l.totals == nil {
-		l.totals = map[string]int64{}
-	}
-	if _, ok := l.totals[name]; !ok && len(l.totals) >= maxKernelNames {
-		name = otherName
-	}
-	l.totals[name] += ns
 }
 
 // candidate keeps the kernels of a step if it is one of the longest.
@@ -234,7 +254,7 @@ func (l *stepList) result(rule, name, device string) Steps {
 		out.WallNs += l.list[i].WallNs
 	}
 	values := make([]int64, len(l.list))
-	quantiles := func(get func(*StepValues) *int64) (p50 int64) {
+	quantiles := func(values []int64, get func(*StepValues) *int64) (p50 int64) {
 		for i := range l.list {
 			values[i] = *get(&l.list[i].StepValues)
 		}
@@ -243,6 +263,13 @@ func (l *stepList) result(rule, name, device string) Steps {
 		*get(&out.P50), *get(&out.P95), *get(&out.Max) = p50, quantile(values, 95), values[len(values)-1]
 		return p50
 	}
+	idle := start(func() error {
+		values := make([]int64, len(l.list))
+		for c := range numCauses {
+			quantiles(values, func(v *StepValues) *int64 { return &v.Idle[c] })
+		}
+		return nil
+	})
 	for _, get := range []func(*StepValues) *int64{
 		func(v *StepValues) *int64 { return &v.ComputeNs },
 		func(v *StepValues) *int64 { return &v.CommunicationNs },
@@ -252,12 +279,10 @@ func (l *stepList) result(rule, name, device string) Steps {
 		func(v *StepValues) *int64 { return &v.KernelNs },
 		func(v *StepValues) *int64 { return &v.QueueNs },
 	} {
-		quantiles(get)
+		quantiles(values, get)
 	}
-	for c := range numCauses {
-		quantiles(func(v *StepValues) *int64 { return &v.Idle[c] })
-	}
-	median := quantiles(func(v *StepValues) *int64 { return &v.WallNs })
+	median := quantiles(values, func(v *StepValues) *int64 { return &v.WallNs })
+	_ = idle()
 	for i := range l.list {
 		values[i] = max(l.list[i].WallNs-median, median-l.list[i].WallNs)
 	}
@@ -268,7 +293,7 @@ func (l *stepList) result(rule, name, device string) Steps {
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(l.list[b].WallNs, l.list[a].WallNs) })
+	slices.SortFunc(order, func(a, b int) int { return cmp.Or(cmp.Compare(l.list[b].WallNs, l.list[a].WallNs), cmp.Compare(a, b)) })
 	out.Typical = &l.list[order[len(order)/2]]
 	for _, i := range order[:min(len(order), maxListedSteps)] {
 		out.Longest = append(out.Longest, l.list[i])
@@ -301,10 +326,10 @@ func (l *stepList) outlier(o *Step, median *StepValues) Outlier {
 		}
 	}
 	if out.Part == "compute" || out.Part == "communication" {
-		for _, name := range slices.Sorted(maps.Keys(o.kernels)) {
+		for _, x := range o.kernels {
 			others := int64(max(len(l.list)-1, 1))
-			if excess := o.kernels[name] - (l.totals[name]-o.kernels[name])/others; excess > out.KernelExcessNs {
-				out.Kernel, out.KernelExcessNs = name, excess
+			if excess := x.ns - (l.totals.of(x.name)-x.ns)/others; excess > out.KernelExcessNs {
+				out.Kernel, out.KernelExcessNs = x.name, excess
 			}
 		}
 	}

@@ -22,6 +22,10 @@ type Scanner interface {
 	// which one starts or ends, by time. Sums differ if scopes do, but for collisions of 64 bits. A new
 	// version of the store may have other sums. An error of visit ends the call, which returns it.
 	ScopeSums(ctx context.Context, q ScanQuery, shift uint8, visit func(*ScopeSum) error) error
+	// OpCounts calls visit with the number of operations that start in each bin of 2^shift ns, without empty
+	// bins, by time. The shift is one of Levels, and the bounds are multiples of a bin. Overlapping has no
+	// effect. An error of visit ends the call, which returns it.
+	OpCounts(ctx context.Context, q ScanQuery, shift uint8, visit func(*OpCount) error) error
 
 	// Keep keeps a value in the place of an earlier one with its name, or forgets it if it is nil. A
 	// session that does not exist gives ErrNotFound.
@@ -37,6 +41,9 @@ type ScopeSum struct {
 	FromNs       int64
 	Starts, Ends uint64
 }
+
+// OpCount is the number of operations that start in a bin.
+type OpCount struct{ FromNs, Ops int64 }
 
 // ScanQuery selects rows that start in [From, To), with Overlapping also those that start before From
 // and end after it. From 0 and To 0 each mean no bound.

@@ -151,12 +151,13 @@ def check_traces(name, path, requests, size):
         queued += waits
         links = [l["spanId"] for w in waits for l in w.get("links", [])]
         batch = [c for l in links for c in children[l] if c["name"] == "session.run"]
+        shared = by_id.get(links[0], {}).get("links", []) if links else []
         if len(own) == 1 and not links:
             alone += 1
             rows[own[0]["spanId"]] = 1
-        elif not own and len(links) == len(batch) == 1 and mine[0]["spanId"] in [l["spanId"] for l in by_id[links[0]].get("links", [])]:
+        elif not own and len(links) == len(batch) == 1 and mine[0]["spanId"] in [l["spanId"] for l in shared]:
             together += 1
-            rows[batch[0]["spanId"]] = len(by_id[links[0]]["links"])
+            rows[batch[0]["spanId"]] = len(shared)
         else:
             wrong += 1
     at_once = most_at_once(served)
@@ -201,6 +202,7 @@ def main():
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))  # each request has a connection
     with open(DIGITS + "/gpux.yml") as f:
         config = f.read()
+    check("gpux.yml", config.count("batch_size: 16") == 1, "its batch_size is replaced below")
     for size, name in ((16, "batches of 16:"), (1, "no batches:")):
         model, file = f"{folder}/size{size}", f"{folder}/size{size}.otlp.jsonl"
         shutil.copytree(DIGITS, model)

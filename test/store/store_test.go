@@ -24,6 +24,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/duckstore"
 	"github.com/gpuflight/gpuflight/internal/store/rows"
+	"github.com/gpuflight/gpuflight/internal/store/storetest"
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 	"github.com/gpuflight/gpuflight/semconv"
 )
@@ -114,6 +115,7 @@ type sent struct {
 	kernels  map[string]int64 // by session
 	kernelNs map[string]int64
 	points   map[pointKey]store.Point
+	memory   *storetest.Memory
 }
 
 type pointKey struct {
@@ -123,10 +125,16 @@ type pointKey struct {
 }
 
 func (c *collector) read() *sent {
-	s := &sent{map[spanKey]ptrace.Span{}, map[string]bool{}, map[string]int64{}, map[string]int64{}, map[pointKey]store.Point{}}
+	s := &sent{map[spanKey]ptrace.Span{}, map[string]bool{}, map[string]int64{}, map[string]int64{}, map[pointKey]store.Point{}, storetest.NewMemory()}
+	var decoder rows.Decoder
+	write := func(batches []*store.Batch) {
+		_, err := s.memory.Write(c.t.Context(), batches)
+		require.NoError(c.t, err)
+	}
 	c.lines("traces", func(line []byte) {
 		td, err := (&ptrace.JSONUnmarshaler{}).UnmarshalTraces(line)
 		require.NoError(c.t, err)
+		write(decoder.Traces("", td))
 		for _, rs := range td.ResourceSpans().All() {
 			session, _ := rs.Resource().Attributes().Get(semconv.ServiceInstanceID)
 			for _, ss := range rs.ScopeSpans().All() {
@@ -154,6 +162,7 @@ func (c *collector) read() *sent {
 	c.lines("logs", func(line []byte) {
 		ld, err := (&plog.JSONUnmarshaler{}).UnmarshalLogs(line)
 		require.NoError(c.t, err)
+		write(decoder.Logs("", ld))
 		for _, rl := range ld.ResourceLogs().All() {
 			session, _ := rl.Resource().Attributes().Get(semconv.ServiceInstanceID)
 			for _, sl := range rl.ScopeLogs().All() {
@@ -165,11 +174,12 @@ func (c *collector) read() *sent {
 			}
 		}
 	})
-	var decoder rows.Decoder
 	c.lines("metrics", func(line []byte) {
 		md, err := (&pmetric.JSONUnmarshaler{}).UnmarshalMetrics(line)
 		require.NoError(c.t, err)
-		for _, b := range decoder.Metrics("", md) {
+		batches := decoder.Metrics("", md)
+		write(batches)
+		for _, b := range batches {
 			for _, p := range b.Points {
 				k := pointKey{b.Session, b.Series[p.Series].Key, p.TimeNs}
 				p.Series = 0
@@ -243,6 +253,7 @@ func (c *collector) check() {
 			[]any{got.Name(), got.TraceID(), got.SpanID(), got.ParentSpanID(), got.EndTimestamp()})
 	}
 	assert.Equal(c.t, 200, compared)
+	storetest.Compare(c.t, s, want.memory)
 }
 
 // checkPoints compares all points.
@@ -275,6 +286,7 @@ type rawLine struct {
 	Type    string              `json:"type"`
 	Session string              `json:"session_id"`
 	Start   json.Number         `json:"start_ns"`
+	End     json.Number         `json:"end_ns"`
 	Corr    json.Number         `json:"corr_id"`
 	Kind    string              `json:"sample_kind"`
 	Base    json.Number         `json:"base_time_ns"`
@@ -282,8 +294,8 @@ type rawLine struct {
 	Rows    [][]json.RawMessage `json:"rows"`
 }
 
-// checkRaw compares the numbers of kernels and copies with the lines of the logs. Some folders have the
-// same session.
+// checkRaw compares the numbers of kernels and copies, and the time of kernels, with the lines of the logs.
+// Some folders have the same session.
 func (c *collector) checkRaw(sessions []store.SessionInfo) {
 	kinds := map[string]store.Operation{"kernel_event": store.OpKernel, "kernel_event_batch": store.OpKernel,
 		"memcpy_event": store.OpCopy, "memcpy_event_batch": store.OpCopy}
@@ -291,49 +303,63 @@ func (c *collector) checkRaw(sessions []store.SessionInfo) {
 		kind        store.Operation
 		start, corr string
 	}
-	want := map[string]map[operation]bool{}
+	want := map[string]map[operation]int64{} // with durations
 	process.Lines(c.t, c.logs, func(path string, line []byte) {
 		var l rawLine
 		if json.Unmarshal(line, &l) != nil || kinds[l.Type] == 0 {
 			return
 		}
 		if want[l.Session] == nil {
-			want[l.Session] = map[operation]bool{}
+			want[l.Session] = map[operation]int64{}
 		}
 		if l.Columns == nil {
-			want[l.Session][operation{kinds[l.Type], l.Start.String(), l.Corr.String()}] = true
+			start, err := l.Start.Int64()
+			require.NoError(c.t, err, path)
+			end, err := l.End.Int64()
+			require.NoError(c.t, err, path)
+			want[l.Session][operation{kinds[l.Type], l.Start.String(), l.Corr.String()}] = end - start
 			return
 		}
 		base, err := l.Base.Int64()
 		require.NoError(c.t, err, path)
 		for _, row := range l.Rows {
 			o := operation{kind: kinds[l.Type]}
+			var duration int64
+			var err error
 			for i, column := range l.Columns {
 				switch column {
 				case "dt_ns":
 					n, err := strconv.ParseInt(string(row[i]), 10, 64)
 					require.NoError(c.t, err, path)
 					o.start = strconv.FormatInt(base+n, 10)
+				case "duration_ns":
+					duration, err = strconv.ParseInt(string(row[i]), 10, 64)
+					require.NoError(c.t, err, path)
 				case "corr_id":
 					o.corr = string(row[i])
 				}
 			}
-			want[l.Session][o] = true
+			want[l.Session][o] = duration
 		}
 	})
-	got := map[string]map[store.Operation]int64{}
+	got := map[string]store.SessionInfo{}
 	for i := range sessions {
-		got[sessions[i].ID] = sessions[i].Operations
+		got[sessions[i].ID] = sessions[i]
 	}
 	require.NotEmpty(c.t, want)
 	for session, operations := range want {
 		counts := map[store.Operation]int64{}
-		for o := range operations {
+		var kernelNs int64
+		for o, duration := range operations {
 			counts[o.kind]++
+			if o.kind == store.OpKernel {
+				kernelNs += duration
+			}
 		}
 		for _, kind := range []store.Operation{store.OpKernel, store.OpCopy} {
-			assert.Equal(c.t, counts[kind], got[session][kind], "operations %d of session %s", kind, session)
+			assert.Equal(c.t, counts[kind], got[session].Operations[kind], "operations %d of session %s", kind, session)
 		}
+		assert.Equal(c.t, kernelNs, got[session].KernelNs, "time of kernels of session %s", session)
 	}
 }
 

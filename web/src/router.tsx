@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 import { createRootRoute, createRoute, createRouter, redirect } from "@tanstack/react-router";
-import { id, interval, oneOf, parseSearch, spanId, stringifySearch, text } from "./lib/search";
+import { date, id, interval, oneOf, parseSearch, spanId, stringifySearch, text } from "./lib/search";
 import { Failure } from "./ui/parts";
 import { Shell } from "./ui/Shell";
 import { Code } from "./views/Code";
@@ -36,6 +36,8 @@ export const sessionsRoute = createRoute({
       host: text(s.host),
       service: text(s.service),
       run: text(s.run),
+      since: date(s.since),
+      until: date(s.until),
       a: text(s.a),
     }),
   component: Sessions,

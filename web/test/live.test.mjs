@@ -69,6 +69,7 @@ describe("live session", () => {
     ]);
     const [timeline, kernels, scopes] = pages;
     await timeline.getByText("2 operations, each drawn").waitFor();
+    await kernels.getByText("2 launches, 200 µs in 2 groups").waitFor();
     await send(step(1));
     await send(step(2));
     await timeline.getByText("6 operations, each drawn").waitFor();
@@ -98,6 +99,81 @@ describe("live session", () => {
     assert.equal(await cells.nth(4).innerText(), "200 µs");
     // Of 900 µs, 100 µs before the first kernel, 100 µs between both and 500 µs after the second one.
     assert.equal(await cells.nth(6).innerText(), "700 µs");
+    await close(page);
+  });
+});
+
+describe("system", () => {
+  test("charts name the device, axes are not cut, and an XID leads to the timeline", async () => {
+    const resource = { attributes: [text("service.instance.id", session), text("service.name", "live demo")] };
+    const nano = (us) => String(begin + BigInt(us) * 1000n);
+    const device = (i) => [text("hw.id", `GPU-${i}`), { key: "cuda.device.index", value: { intValue: String(i) } }];
+    const points = (attributes, values) =>
+      values.map((asDouble, i) => ({ asDouble, attributes, timeUnixNano: nano(i * 1000), startTimeUnixNano: nano(0) }));
+    const gauge = (name, unit, dataPoints) => ({ name, unit, gauge: { dataPoints } });
+    const sum = (name, unit, dataPoints) => ({
+      name,
+      unit,
+      sum: { aggregationTemporality: 2, isMonotonic: true, dataPoints },
+    });
+    await send({
+      resourceMetrics: [
+        {
+          resource,
+          scopeMetrics: [
+            {
+              metrics: [
+                gauge("hw.power", "W", [...points(device(1), [310, 320]), ...points(device(0), [210, 220])]),
+                gauge("hw.fan.speed_ratio", "1", [...points(device(1), [0.5, 0.6]), ...points(device(0), [0.3, 0.4])]),
+                sum("hw.gpu.interconnect.io", "By", points(device(0), [0, 1024, 3072])),
+                sum("hw.errors", "{error}", points(device(0), [0, 0.0003, 0.0005])),
+              ],
+            },
+          ],
+        },
+      ],
+    });
+    const logs = Array.from({ length: 101 }, (_, i) => ({
+      timeUnixNano: nano(1500 + i),
+      eventName: "gpu.xid",
+      body: { stringValue: "XID 31: memory page fault" },
+      attributes: [
+        text("hw.id", "GPU-1"),
+        { key: "gpu.xid.code", value: { intValue: "31" } },
+        { key: "process.pid", value: { intValue: "4242" } },
+      ],
+    }));
+    await send({ resourceLogs: [{ scopeLogs: [{ logRecords: logs }] }] });
+    await eventually("the XIDs are stored", async () => {
+      const page = await api(`/sessions/${session}/logs?source=system&event=gpu.xid&limit=200`);
+      return page.logs.length === 101;
+    });
+    const page = await open(`/sessions/${session}/system`);
+    const legend = (title) => page.getByRole("region", { name: title, exact: true }).locator("li").allInnerTexts();
+    await page.getByRole("region", { name: "Errors" }).waitFor();
+    assert.deepEqual(await legend("Power"), ["GPU 0 220 W", "GPU 1 320 W"]);
+    assert.deepEqual(await legend("Fan"), ["GPU 0 40 %", "GPU 1 60 %"]);
+    assert.deepEqual(await legend("NVLink transfer"), ["GPU 0 1.95 MiB/s"]);
+    assert.deepEqual(await legend("Errors"), ["GPU 0 0.200 error/s"]);
+    // The axis is as wide as its labels.
+    const [room, need] = await page.getByRole("region", { name: "Errors" }).evaluate((e) => {
+      const c = document.createElement("canvas").getContext("2d");
+      c.font = "11px system-ui, 'DejaVu Sans'";
+      const room =
+        e.querySelector(".u-over").getBoundingClientRect().left -
+        e.querySelector(".u-wrap").getBoundingClientRect().left;
+      return [room, c.measureText("0.300 error/s").width];
+    });
+    assert.ok(room > need + 10, `${need} px of text in ${room}`);
+    await page.getByText("on GPU-1, process 4242: XID 31: memory page fault").first().waitFor();
+    await page.getByText("Only the first 100 are listed.").waitFor();
+    assert.deepEqual(await serious(page), []);
+    await page.getByRole("link", { name: "2 ms", exact: true }).first().click();
+    await page.waitForURL((u) => {
+      const [from, to] = ["from", "to"].map((k) => Number(u.searchParams.get(k)));
+      return u.pathname.endsWith("/timeline") && from < 1_500_000 && to > 1_500_000 && to - from < 100_000_000;
+    });
+    await page.getByText("GPU 1 power").waitFor();
     await close(page);
   });
 });

@@ -133,6 +133,21 @@ describe("timeline", () => {
     await close(page);
   });
 
+  test("the key M measures from the centre of one view to that of another", async () => {
+    const page = await open(`${session}/timeline?from=1000000&to=3000000`);
+    await page.keyboard.press("m");
+    await page.getByText("Measuring from 2.000000 ms").waitFor();
+    await page.keyboard.press("d");
+    await page.waitForURL((u) => u.searchParams.get("from") === "1300000");
+    await page.keyboard.press("m");
+    await page.waitForURL((u) => u.searchParams.get("m0") === "2000000" && u.searchParams.get("m1") === "2300000");
+    await page.getByLabel("Measured interval").waitFor();
+    await page.keyboard.press("m");
+    await page.keyboard.press("Escape");
+    await page.getByText("Measuring from").waitFor({ state: "detached" });
+    await close(page);
+  });
+
   test("a search highlights and jumps", async () => {
     const page = await open(`${session}/timeline`);
     await page.keyboard.press("/");
@@ -142,6 +157,29 @@ describe("timeline", () => {
     await page.keyboard.press("Enter");
     await page.waitForURL(/sel=/);
     await page.getByLabel("Inspector").getByRole("heading", { name: "softmax" }).waitFor();
+    await close(page);
+  });
+
+  test("a search in bins visits the launches of all kernels that match, forward and back", async () => {
+    const { groups } = await api(`${session}/kernels?group=shape&q=kernel&limit=1000`);
+    assert.ok(new Set(groups.map((g) => g.name)).size > 1);
+    const { operations } = await api(
+      `${session}/operations?operation=kernel&limit=6&shape=${groups.map((g) => g.id).join()}`,
+    );
+    const page = await open(`${session}/timeline?q=kernel`);
+    await page.getByText(/bins of/).waitFor();
+    const starts = [...new Set(operations.map((o) => o.start))].slice(0, 4);
+    const at = (start) => page.waitForURL((u) => u.searchParams.get("at") === String(start));
+    for (const start of starts) {
+      await page.keyboard.press("n");
+      await at(start);
+      await settled(page);
+    }
+    for (const start of starts.slice(0, -1).reverse()) {
+      await page.getByRole("button", { name: "Previous match" }).click();
+      await at(start);
+      await settled(page);
+    }
     await close(page);
   });
 });
@@ -215,10 +253,89 @@ describe("compare", () => {
     const kernels = page.getByRole("table", { name: "Differences" });
     const shown = await kernels.locator("tbody tr td:last-child").allInnerTexts();
     const statuses = new Set(answer.kernels.map((k) => k.status));
-    assert.ok(shown.length > 0 && shown.every((s) => s === "" || statuses.has(s)), String(shown));
+    const known = (s) =>
+      s === "" ||
+      s
+        .replace(/^\d+ kernels: /, "")
+        .split(", ")
+        .every((x) => statuses.has(x));
+    assert.ok(shown.length > 0 && shown.every(known), String(shown));
+    const effects = await steps.locator("tbody tr").evaluateAll((rows) => rows.map((r) => r.cells[3].title));
+    const effect = (r) => (r.duration ? `${grouped(r.effect_ns)} ns` : "");
+    assert.deepEqual(effects, answer.step ? [answer.step, ...answer.parts].map(effect) : []);
     await verdict.getByRole("link", { name: /steps/ }).first().click();
     await page.waitForURL(/findings/);
     await close(page);
+  });
+});
+
+describe("code", () => {
+  test("the selected row of a listing has its reasons and counters below, also after a reload", async () => {
+    const { sessions } = await api("/sessions");
+    const path = `/sessions/${sessions.find((s) => s.service === "heldout_sassmetrics").id}`;
+    const [f] = (await api(`${path}/functions`)).functions;
+    const query = new URLSearchParams({ function: f.function, kernel: f.kernel, by: "line,pc", limit: "50000" });
+    const { samples } = await api(`${path}/samples?${query}`);
+    const page = await open(`${path}/code`);
+    const listing = page.getByRole("region", { name: "sass", exact: true });
+    await listing.getByText("Select a row with a number").waitFor();
+    await listing.locator("tr[tabindex]").nth(1).focus();
+    await page.waitForURL(/what=sass/);
+    const pc = Number(new URL(page.url()).searchParams.get("what").split(" ")[1]);
+    const sums = new Map();
+    for (const s of samples.filter((s) => s.pc === pc)) sums.set(s.what, (sums.get(s.what) ?? 0) + s.value);
+    const parts = [...sums].sort(([, a], [, b]) => b - a).map(([k, v]) => `${k}: ${grouped(v)}`);
+    assert.ok(parts.length > 0);
+    const expectedText = `Offset 0x${pc.toString(16).padStart(4, "0")} ${parts.join(", ")}`;
+    await listing.getByRole("status").getByText(parts[0]).waitFor();
+    assert.equal(await listing.getByRole("status").innerText(), expectedText);
+    assert.deepEqual(await serious(page), []);
+    await page.reload();
+    await listing.getByRole("status").getByText(parts[0]).waitFor();
+    assert.equal(await listing.getByRole("status").innerText(), expectedText);
+    await close(page);
+  });
+});
+
+describe("sessions", () => {
+  test("are filtered by day and application, and two are chosen to compare", async () => {
+    const { sessions } = await api("/sessions");
+    const day = (s, later = 0) => {
+      const d = new Date(Number(BigInt(s.start) / 1_000_000n));
+      d.setDate(d.getDate() + later);
+      return `${d.getFullYear()}-${String(d.getMonth() + 1).padStart(2, "0")}-${String(d.getDate()).padStart(2, "0")}`;
+    };
+    const mini = sessions.find((s) => s.id === minigpt);
+    const expect = (keep) => sessions.filter(keep).map((s) => s.id.slice(0, 13));
+    const page = await open("/");
+    const ids = async () => {
+      await settled(page);
+      const rows = page.getByRole("table", { name: "Sessions" }).locator("tbody tr");
+      return (await rows.evaluateAll((all) => all.map((r) => r.dataset.session))).map((s) => s.slice(0, 13));
+    };
+    const some = expect((s) => day(s) === day(mini));
+    await page.getByLabel("from", { exact: true }).fill(day(mini));
+    await page.getByLabel("to", { exact: true }).fill(day(mini));
+    await page.waitForURL(/until=/);
+    assert.deepEqual(await ids(), some);
+    await page.getByLabel("from", { exact: true }).fill("");
+    await page.getByLabel("to", { exact: true }).fill(day(sessions.at(-1), -1));
+    await page.getByText("No session matches the filter.").waitFor();
+    await visit(page, "/");
+    await page.getByTitle(`Only sessions of ${mini.service}`).first().click();
+    await page.waitForURL(/service=/);
+    assert.deepEqual(
+      await ids(),
+      expect((s) => s.service === mini.service),
+    );
+    await visit(page, "/");
+    const link = (id) => page.locator(`tr[data-session="${id}"]`).getByRole("link", { name: "Compare", exact: true });
+    await link(minigpt).click();
+    await page.getByText(`choose the session to compare with ${minigpt.slice(0, 8)}`).waitFor();
+    const other = sessions.find((s) => s.id !== minigpt);
+    await link(other.id).click();
+    await page.waitForURL((u) => u.searchParams.get("a") === minigpt && u.searchParams.get("b") === other.id);
+    await page.close();
   });
 });
 
@@ -234,6 +351,30 @@ describe("accessibility", () => {
       await close(page);
     });
   }
+
+  test("the table of shapes is not cut at 1,280 px, and has the occupancy", async () => {
+    const page = await open(pages.shapes);
+    const table = page.getByRole("table", { name: "Kernels" });
+    const [inner, outer] = await table.evaluate((e) => [e.scrollWidth, e.parentElement.clientWidth]);
+    assert.ok(inner <= outer, `${inner} px in ${outer}`);
+    const column = await table
+      .locator("th")
+      .allInnerTexts()
+      .then((all) => all.indexOf("Occupancy"));
+    const cells = await table.locator("tbody tr").evaluateAll((all, c) => all.map((r) => r.cells[c].innerText), column);
+    assert.ok(
+      cells.some((x) => /^\d+ %/.test(x)),
+      String(cells.slice(0, 5)),
+    );
+    await close(page);
+  });
+
+  test("on a phone, the bar of views shows the current one", async () => {
+    const page = await open(pages.code, { viewport: { width: 390, height: 800 } });
+    const box = await page.getByRole("navigation", { name: "Views" }).getByRole("link", { name: "Code" }).boundingBox();
+    assert.ok(box.x >= 0 && box.x + box.width <= 390, JSON.stringify(box));
+    await close(page);
+  });
 
   test("the keyboard alone reaches a launch from the first page", async () => {
     const page = await open("/");

@@ -122,8 +122,15 @@ int main(int argc, char **argv) {
   REFUSED(segments, &empty);
   REFUSED(segments, &none);
   CHECK(slots[0] == 0);
+
+  // Only the slots that exist are set.
+  segment four = {0, 4, slots};
+  extension small = good;
+  small.segments = &four;
+  CHECK(InitializeInjectionNvtxExtension(&small) == 1);
+  CHECK(slots[0] != 0 && slots[1] == 0 && slots[2] != 0 && slots[3] != 0 && slots[4] == 0);
   CHECK(InitializeInjectionNvtxExtension(&good) == 1);
-  CHECK(slots[0] != 0 && slots[1] == 0);
+  CHECK(slots[1] == 0 && slots[4] != 0 && slots[5] != 0 && slots[6] != 0 && slots[7] == 0);
   schema_register = (uint64_t (*)(const char *, const schema *))slots[0];
 
   open_fakes(argv[1]);
@@ -160,6 +167,32 @@ int main(int argc, char **argv) {
   payload two[] = {{FIRST + 60, 8, &bytes}, {FIRST + 4, 8, &bytes}};
   attributes a = {.payload_type = EXTENDED, .reserved = 2, .payload = (uintptr_t)two};
   CHECK(recorded(nccl, a) == 4096);
+
+  // Marks and ranges of the extension.
+  void (*mark)(const char *, const payload *, size_t) = (void (*)(const char *, const payload *, size_t))slots[2];
+  int (*push)(const char *, const payload *, size_t) = (int (*)(const char *, const payload *, size_t))slots[3];
+  int (*pop)(const char *, const payload *, size_t) = (int (*)(const char *, const payload *, size_t))slots[4];
+  uint64_t (*start)(const char *, const payload *, size_t) = (uint64_t (*)(const char *, const payload *, size_t))slots[5];
+  void (*end)(const char *, uint64_t, const payload *, size_t) = (void (*)(const char *, uint64_t, const payload *, size_t))slots[6];
+  gpufl_scope_event events[16];
+  attributes init = {.version = 3, .size = sizeof init, .message_type = 1, .message = "ncclCommInitRankConfig"};
+  CHECK(pop(nccl, two, 2) < 0);
+  CHECK(domain_push(nccl, &init) == 0 && pop(nccl, two, 2) == 0 && domain_pop(nccl) < 0);
+  CHECK(push(nccl, two, 2) == 0 && domain_push(nccl, &init) == 1 && pop(other, two, 2) < 0);
+  CHECK(pop(nccl, two, 2) == 1 && domain_pop(nccl) == 0);
+  mark(other, NULL, 0);
+  uint64_t range = start(other, two, 2);
+  end(other, range, two, 2);
+  end(other, range, NULL, 0); // twice
+  CHECK(gpufl_scope_events(events, 16) == 9);
+  CHECK(events[0].what == GPUFL_SCOPE_BEGIN && strcmp(events[0].name, "ncclCommInitRankConfig") == 0 && events[0].nested);
+  CHECK(events[1].what == GPUFL_SCOPE_END && events[1].id == events[0].id && events[1].nested);
+  CHECK(events[2].what == GPUFL_SCOPE_BEGIN && events[2].name == NULL && events[2].domain == nccl && events[2].collective_bytes == 4096 && events[2].parent == events[0].parent);
+  CHECK(events[3].what == GPUFL_SCOPE_BEGIN && events[3].parent == events[2].id);
+  CHECK(events[4].what == GPUFL_SCOPE_END && events[4].id == events[3].id && events[5].what == GPUFL_SCOPE_END && events[5].id == events[2].id);
+  CHECK(events[6].what == GPUFL_SCOPE_MARK && events[6].name == NULL && events[6].domain == other);
+  CHECK(events[7].what == GPUFL_SCOPE_BEGIN && events[7].domain == other && !events[7].nested && events[7].id == range);
+  CHECK(events[8].what == GPUFL_SCOPE_END && events[8].id == range);
 
   // Without a size: other domains, other types of payloads, none, fewer, shorter and unknown ones.
   CHECK(recorded(other, a) == 0 && recorded(NULL, a) == 0);

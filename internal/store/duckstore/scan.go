@@ -23,7 +23,8 @@ import (
 const scanBlock = 1 << 14
 
 // scan reads the rows of a query without database/sql, whose conversions take three times as long as the
-// query. Fill sets a row of a block from the values of a row, and done takes each full block.
+// query. Fill sets a row of a block from the values of a row. Done takes each full block, in another goroutine,
+// while scan fills the next one.
 func scan[T any](ctx context.Context, v *view, query string, args []any, fill func(*T, []driver.Value) error, done func([]T) error) error {
 	conn, err := v.s.db.Conn(ctx)
 	if err != nil {
@@ -46,27 +47,59 @@ func scanOn[T any](ctx context.Context, v *view, conn *sql.Conn, query string, a
 			return errors.Join(ctx.Err(), err)
 		}
 		defer func() { err = errors.Join(err, rows.Close()) }()
-		values := make([]driver.Value, len(rows.Columns()))
-		block := make([]T, 0, scanBlock)
-		for {
-			err := rows.Next(values)
-			if err != nil && !errors.Is(err, io.EOF) {
-				return errors.Join(ctx.Err(), err)
-			}
-			if last := err != nil; last || len(block) == scanBlock {
-				if err := errors.Join(ctx.Err(), done(block)); err != nil || last {
-					return err
+		full, free := make(chan []T, 2), make(chan []T, 2) // of the two blocks
+		free <- nil
+		free <- nil
+		taken := make(chan error, 1)
+		go func() {
+			var err error
+			for block := range full {
+				if err = errors.Join(ctx.Err(), done(block)); err != nil {
+					break
 				}
-				block = block[:0]
+				free <- block[:0]
+			}
+			close(free)
+			taken <- err
+		}()
+		err = fillBlocks(rows, fill, full, free)
+		close(full)
+		if failed := <-taken; failed != nil {
+			return failed
+		}
+		if err != nil {
+			return errors.Join(ctx.Err(), err)
+		}
+		return nil
+	})
+	v.s.suspect(v.sess, err)
+	return err
+}
+
+// fillBlocks sends the rows of a result in blocks, the last of which may be empty. It ends early if free is closed.
+func fillBlocks[T any](rows driver.Rows, fill func(*T, []driver.Value) error, full chan<- []T, free <-chan []T) error {
+	values := make([]driver.Value, len(rows.Columns()))
+	for block := range free {
+		if block == nil {
+			block = make([]T, 0, scanBlock)
+		}
+		for len(block) < scanBlock {
+			err := rows.Next(values)
+			if errors.Is(err, io.EOF) {
+				full <- block
+				return nil
+			}
+			if err != nil {
+				return err
 			}
 			block = append(block, *new(T))
 			if err := fill(&block[len(block)-1], values); err != nil {
 				return err
 			}
 		}
-	})
-	v.s.suspect(v.sess, err)
-	return err
+		full <- block
+	}
+	return nil
 }
 
 // each returns a function that calls visit for each row of a block.
@@ -167,10 +200,17 @@ func fillOp(o *store.OpRow, values []driver.Value) error {
 	return nil
 }
 
-// scopesOf selects the scopes of a scan.
-func (f *filter) scopesOf(q *store.ScanQuery) {
+// scopesOf selects the scopes of a scan from the table that it returns. Those that start before the interval
+// have a selection of their own, because DuckDB skips no blocks of rows for a condition with OR.
+func (f *filter) scopesOf(q *store.ScanQuery) (table string) {
 	f.add("operation = ?", semconv.CUDAOperationScope)
-	f.interval("start_ns", "greatest(start_ns, end_ns)", q.From, q.To, q.Overlapping)
+	if !q.Overlapping || q.From == 0 {
+		f.interval("start_ns", "", q.From, q.To, false)
+		return "{spans}"
+	}
+	f.args = append([]any{q.From, q.From, q.From}, f.args...)
+	f.interval("start_ns", "", 0, q.To, false)
+	return "(SELECT * FROM {spans} WHERE start_ns >= ? UNION ALL SELECT * FROM {spans} WHERE start_ns < ? AND end_ns > ?)"
 }
 
 // ScanScopes implements [store.Scanner].
@@ -180,7 +220,7 @@ func (s *Store) ScanScopes(ctx context.Context, q store.ScanQuery, prefixes []st
 		return err
 	}
 	defer v.close()
-	f.scopesOf(&q)
+	table := f.scopesOf(&q)
 	if len(prefixes) > 0 {
 		f.add("len(list_filter(?::VARCHAR[], lambda p: starts_with(name, p))) > 0", prefixes)
 	}
@@ -204,7 +244,7 @@ func (s *Store) ScanScopes(ctx context.Context, q store.ScanQuery, prefixes []st
 		// The first rows in the order of the files bound those by start. Rows arrive nearly by start, so there
 		// are few others to sort.
 		var last sql.NullInt64
-		err := v.each(ctx, "SELECT max(start_ns) FROM (SELECT start_ns FROM {spans}"+f.where()+" LIMIT ?)", append(slices.Clone(f.args), q.Limit),
+		err := v.each(ctx, "SELECT max(start_ns) FROM (SELECT start_ns FROM "+table+f.where()+" LIMIT ?)", append(slices.Clone(f.args), q.Limit),
 			func(r *sql.Rows) error { return r.Scan(&last) })
 		if err != nil {
 			return fmt.Errorf("scan scopes: %w", err)
@@ -215,7 +255,7 @@ func (s *Store) ScanScopes(ctx context.Context, q store.ScanQuery, prefixes []st
 		f.add("start_ns <= ?", last.Int64)
 		order += " LIMIT " + strconv.Itoa(q.Limit)
 	}
-	query := "SELECT start_ns, end_ns, span, parent, name, CASE WHEN starts_with(name, 'nccl') THEN attrs END FROM {spans}" + f.where() + order
+	query := "SELECT start_ns, end_ns, span, parent, name, CASE WHEN starts_with(name, 'nccl') THEN attrs END FROM " + table + f.where() + order
 	if err := scan(ctx, v, query, f.args, fill, each(visit)); err != nil {
 		return fmt.Errorf("scan scopes: %w", err)
 	}
@@ -229,12 +269,10 @@ func (s *Store) ScopeSums(ctx context.Context, q store.ScanQuery, shift uint8, v
 		return err
 	}
 	defer v.close()
-	f.scopesOf(&q)
-	bins := func(time, starts, ends string) string {
-		return "SELECT " + time + " >> " + strconv.Itoa(int(shift)) + " AS bin, " + starts + " AS x, " + ends + " AS y FROM h"
-	}
-	query := "WITH h AS MATERIALIZED (SELECT start_ns, greatest(start_ns, end_ns) AS e, hash(start_ns, end_ns, span, parent, name) AS h FROM {spans}" + f.where() +
-		") SELECT bin, bit_xor(x), bit_xor(y) FROM (" + bins("start_ns", "h", "0::UBIGINT") + " UNION ALL " + bins("e", "0::UBIGINT", "h") + ") GROUP BY 1 ORDER BY 1"
+	table := f.scopesOf(&q)
+	bin := " >> " + strconv.Itoa(int(shift))
+	query := "WITH h AS MATERIALIZED (SELECT start_ns" + bin + " AS s, greatest(start_ns, end_ns)" + bin + " AS e, bit_xor(hash(start_ns, end_ns, span, parent, name)) AS h FROM " +
+		table + f.where() + " GROUP BY 1, 2) SELECT bin, bit_xor(x), bit_xor(y) FROM (SELECT s AS bin, h AS x, 0::UBIGINT AS y FROM h UNION ALL SELECT e, 0::UBIGINT, h FROM h) GROUP BY 1 ORDER BY 1"
 	err = scan(ctx, v, query, f.args, func(x *store.ScopeSum, values []driver.Value) error {
 		bin, ok1 := values[0].(int64)
 		starts, ok2 := values[1].(uint64)
@@ -247,6 +285,31 @@ func (s *Store) ScopeSums(ctx context.Context, q store.ScanQuery, shift uint8, v
 	}, each(visit))
 	if err != nil {
 		return fmt.Errorf("sum scopes: %w", err)
+	}
+	return nil
+}
+
+// OpCounts implements [store.Scanner].
+func (s *Store) OpCounts(ctx context.Context, q store.ScanQuery, shift uint8, visit func(*store.OpCount) error) error {
+	v, f, err := s.openScan(ctx, q)
+	if err != nil || v == nil {
+		return err
+	}
+	defer v.close()
+	f.add("level = " + strconv.Itoa(int(shift)))
+	f.interval("bin", "", q.From>>shift, q.To>>shift, false)
+	query := "SELECT bin, sum(n)::BIGINT AS n FROM {lod}" + f.where() + " GROUP BY 1 HAVING n > 0 ORDER BY 1"
+	err = scan(ctx, v, query, f.args, func(x *store.OpCount, values []driver.Value) error {
+		bin, ok1 := values[0].(int64)
+		n, ok2 := values[1].(int64)
+		if !ok1 || !ok2 {
+			return fmt.Errorf("got %T and %T", values[0], values[1])
+		}
+		*x = store.OpCount{FromNs: bin << shift, Ops: n}
+		return nil
+	}, each(visit))
+	if err != nil {
+		return fmt.Errorf("count operations: %w", err)
 	}
 	return nil
 }

@@ -43,6 +43,18 @@ func TestStore_ScanEqualsPages(t *testing.T) {
 	info, err := s.Session(t.Context(), "", "training")
 	require.NoError(t, err)
 	rng := rand.New(rand.NewPCG(1, 2))
+	// Scopes that arrive late, and not by start: the first rows of the files are not the first scopes.
+	late := storetest.NewTraining(0).Batch(1)
+	late.Ops, late.Spans = nil, nil
+	for i := range 60 {
+		start := info.FirstNs + rng.Int64N(info.LastNs-info.FirstNs)
+		late.Spans = append(late.Spans, store.Span{
+			StartNs: start, EndNs: start + rng.Int64N(info.LastNs-start), Trace: store.TraceID{1}, Span: store.SpanID(1<<40 + i), Name: "layer1.late",
+			Operation: semconv.CUDAOperationScope,
+		})
+	}
+	_, err = s.Write(t.Context(), []*store.Batch{late})
+	require.NoError(t, err)
 	for range 10 {
 		q := store.ScanQuery{Session: "training", Overlapping: rng.IntN(2) == 0, Places: rng.IntN(2) == 0}
 		if rng.IntN(4) > 0 {

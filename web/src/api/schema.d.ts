@@ -1416,6 +1416,7 @@ export interface components {
             gain_share: number;
             evidence: components["schemas"]["Reference"][];
         };
+        /** @description `gpuflight report --json` adds session, service and critical_paths: of each, a CriticalPath and the number of the step in the member step */
         Analysis: {
             base: components["schemas"]["UnixNano"];
             from: components["schemas"]["Time"];

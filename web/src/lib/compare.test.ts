@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 import { describe, expect, it } from "vitest";
-import { compare } from "./compare";
+import { compare, results } from "./compare";
 
 describe("compare", () => {
   it("pairs groups, adds equal keys and sorts by the difference", () => {
@@ -23,5 +23,20 @@ describe("compare", () => {
     expect(rows[1]?.a?.count).toBe(15);
     expect(rows[0]?.a).toBeUndefined();
     expect(rows[2]?.b).toBeUndefined();
+  });
+});
+
+describe("results", () => {
+  it("joins kernels with the same short name, and has each status once", () => {
+    const rows = [
+      { name: "elementwise", status: "new" },
+      { name: "gemm", status: "same" },
+      { name: "elementwise", status: "same" },
+      { name: "elementwise", status: "new" },
+    ];
+    expect([...results(rows, (r) => r.name)]).toEqual([
+      ["elementwise", { kernels: 3, statuses: ["new", "same"] }],
+      ["gemm", { kernels: 1, statuses: ["same"] }],
+    ]);
   });
 });

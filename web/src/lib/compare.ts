@@ -10,6 +10,26 @@ export interface Sums {
   ids?: number[];
 }
 
+/** Result is the status of a row that sums kernels: that of all of them, or each if they differ. */
+export interface Result<S extends string> {
+  kernels: number;
+  statuses: readonly S[];
+}
+
+/** results joins rows by a key that several can have, such as instances of a template, which share a short name. */
+export function results<R extends { status: string }>(
+  rows: readonly R[],
+  key: (r: R) => string,
+): Map<string, Result<R["status"]>> {
+  const result = new Map<string, Result<R["status"]>>();
+  for (const r of rows) {
+    const old = result.get(key(r));
+    const statuses = new Set([...(old?.statuses ?? []), r.status]);
+    result.set(key(r), { kernels: (old?.kernels ?? 0) + 1, statuses: [...statuses] });
+  }
+  return result;
+}
+
 export interface Change {
   key: string;
   a: Sums | undefined;

@@ -1,6 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 import { describe, expect, it } from "vitest";
-import { ago, bytes, compact, count, dims, duration, exactDuration, offset, percent, signedPercent } from "./format";
+import {
+  ago,
+  bytes,
+  compact,
+  count,
+  dims,
+  duration,
+  exactDuration,
+  offset,
+  percent,
+  plural,
+  signedPercent,
+} from "./format";
 
 describe("duration", () => {
   it.each([
@@ -32,6 +44,10 @@ describe("offset", () => {
 describe("numbers", () => {
   it("have units", () => {
     expect(count(1234567)).toBe("1,234,567");
+    expect(count(2 ** 53 - 1)).toBe("9,007,199,254,740,991");
+    expect(count(2 ** 64 - 1)).toBe("1.845e+19");
+    expect(plural(1, "operation")).toBe("1 operation");
+    expect(plural(1234, "operation")).toBe("1,234 operations");
     expect(compact(9_999)).toBe("9,999");
     expect(compact(12_345)).toBe("12.3k");
     expect(compact(100_000_000)).toBe("100M");

@@ -4,8 +4,12 @@
 
 const integer = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
-/** count formats an integer in full: 1,234,567. */
-export const count = (n: number): string => integer.format(n);
+/** count formats an integer in full: 1,234,567. From 2^53 its last digits are not known: 1.845e+19. */
+export const count = (n: number): string =>
+  Number.isInteger(n) && !Number.isSafeInteger(n) ? n.toExponential(3) : integer.format(n);
+
+/** plural formats a count with its noun: 1 step, 2 steps. */
+export const plural = (n: number, noun: string): string => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
 
 /** compact formats a count in at most five characters: 1,234, 12.3k, 4.56M. */
 export function compact(n: number): string {

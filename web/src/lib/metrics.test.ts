@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 import { describe, expect, it } from "vitest";
-import { align, rate, valueFormat } from "./metrics";
+import { align, deviceLabel, rate, title, valueFormat } from "./metrics";
 
 describe("rate", () => {
   it("is the change per second, and null after a reset", () => {
@@ -34,4 +34,16 @@ describe("valueFormat", () => {
     ["Cel", 32, "32.0 °C"],
     ["{error}", 3, "3.00 error"],
   ])("of %s", (unit, v, text) => expect(valueFormat(unit)(v)).toBe(text));
+});
+
+describe("names", () => {
+  it("have the index of the device, or the start of its id", () => {
+    expect(deviceLabel({ "cuda.device.index": 0, "hw.id": "GPU-0123456789ab" })).toBe("GPU 0");
+    expect(deviceLabel({ "hw.id": "GPU-0123456789ab" })).toBe("GPU-01234567");
+    expect(deviceLabel({})).toBe("");
+  });
+  it("are words for the metrics of the receiver nvml", () => {
+    expect(title("hw.gpu.memory.free")).toBe("GPU memory, free");
+    expect(title("hw.gpu.memory.controller.utilization")).toBe("GPU memory controller, busy");
+  });
 });

@@ -25,11 +25,19 @@ export function valueFormat(unit: string): (v: number) => string {
   }
 }
 
+/** deviceLabel names the device of a series: by its index, or by the start of its id. */
+export function deviceLabel(attributes: Readonly<Record<string, unknown>>): string {
+  const index = attributes["cuda.device.index"];
+  return index !== undefined ? `GPU ${index}` : String(attributes["hw.id"] ?? "").slice(0, 12);
+}
+
 /** title names the chart of a metric in words. */
 export function title(metric: string): string {
   const known: Record<string, string> = {
     "hw.gpu.utilization": "GPU utilisation",
     "hw.gpu.memory.usage": "GPU memory in use",
+    "hw.gpu.memory.free": "GPU memory, free",
+    "hw.gpu.memory.controller.utilization": "GPU memory controller, busy",
     "hw.gpu.memory.utilization": "GPU memory, share in use",
     "hw.power": "Power",
     "hw.temperature": "Temperature",

@@ -29,6 +29,18 @@ export function time(v: unknown): number | undefined {
   return Number.isSafeInteger(n) ? n : undefined;
 }
 
+/** date reads a day, as an input of dates writes it: 2026-11-27. */
+export const date = (v: unknown): string | undefined =>
+  typeof v === "string" && /^\d{4}-\d\d-\d\d$/.test(v) && !Number.isNaN(Date.parse(v)) ? v : undefined;
+
+/** midnight returns the start of a day in local time, days later, in Unix nanoseconds. */
+export function midnight(day: string | undefined, later = 0): string | undefined {
+  if (day === undefined) return undefined;
+  const d = new Date(`${day}T00:00`);
+  d.setDate(d.getDate() + later);
+  return `${d.getTime()}000000`;
+}
+
 /** text reads a string of at most 500 characters. */
 export const text = (v: unknown): string | undefined =>
   typeof v === "string" && v !== "" && v.length <= 500 ? v : undefined;
@@ -62,4 +74,39 @@ export function interval(from: unknown, to: unknown): { from: number | undefined
 export interface WindowSearch {
   from?: number;
   to?: number;
+}
+
+/**
+ * lastBefore returns the last row that starts from first to before to. Find returns the first rows of an interval,
+ * because the store sorts forward only: the interval grows until it has a row, and is halved while it has more
+ * than find returns.
+ */
+export async function lastBefore<T>(
+  find: (from: number, to: number) => Promise<{ rows: readonly T[]; more: boolean }>,
+  first: number,
+  to: number,
+): Promise<T | undefined> {
+  let end = to;
+  let width = 1_000_000;
+  let from = Math.max(first, end - width);
+  if (from >= end) return undefined;
+  let page = await find(from, end);
+  while (!page.rows.length && from > first) {
+    end = from;
+    width *= 8;
+    from = Math.max(first, end - width);
+    page = await find(from, end);
+  }
+  while (page.more && end - from > 1) {
+    const middle = Math.floor((from + end) / 2);
+    const later = await find(middle, end);
+    if (later.rows.length) {
+      from = middle;
+      page = later;
+    } else {
+      end = middle;
+      page = await find(from, end);
+    }
+  }
+  return page.rows.at(-1);
 }

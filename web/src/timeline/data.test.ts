@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 import { describe, expect, it } from "vitest";
 import type { Schemas } from "../api/client";
-import { binsOf, fetchWindow, withPath } from "./data";
+import { binsOf, buildTracks, chooseMetrics, fetchWindow, withPath } from "./data";
 import type { Track } from "./draw";
 
 describe("binsOf", () => {
@@ -66,5 +66,47 @@ describe("withPath", () => {
     ]);
     expect(second.top).toBe(first.height);
     expect(second.items.map((i) => i.marked === true)).toEqual([true, true, false]);
+  });
+});
+
+describe("chooseMetrics", () => {
+  const series = (metric: string, index: number) => ({
+    metric,
+    count: 2,
+    attributes: { "cuda.device.index": index, "hw.id": `GPU-${index}` },
+  });
+  it("names the device where there are several, in their order, and counts what is left out", () => {
+    const all = [10, 2, 1].flatMap((i) =>
+      ["hw.power", "hw.gpu.utilization", "hw.gpu.memory.usage"].map((m) => series(m, i)),
+    );
+    const { drawn, left } = chooseMetrics(all);
+    expect(drawn.map((d) => d.label)).toEqual([
+      "GPU 1 utilisation",
+      "GPU 2 utilisation",
+      "GPU 10 utilisation",
+      "GPU 1 power",
+      "GPU 2 power",
+      "GPU 10 power",
+      "GPU 1 memory",
+      "GPU 2 memory",
+    ]);
+    expect(left).toBe(1);
+  });
+  it("leaves out the index of an only device", () => {
+    const { drawn, left } = chooseMetrics([series("hw.power", 3)]);
+    expect(drawn.map((d) => d.label)).toEqual(["GPU power"]);
+    expect(left).toBe(0);
+  });
+});
+
+describe("buildTracks", () => {
+  it("has devices in the order of their indices, the unknown one last", () => {
+    const lane = (id: number, device?: string, device_index?: number) =>
+      ({ id, class: "compute", count: 1, device, device_index, stream: "7" }) as unknown as Schemas["Lane"];
+    const overview = { lanes: [lane(1, "GPU-b", 1), lane(2), lane(3, "GPU-a", 0)] } as unknown as Schemas["Overview"];
+    const prepared = { spans: [], gaps: new Map(), bins: new Map(), slices: undefined };
+    const tracks = buildTracks(overview, prepared, [], "");
+    expect(tracks.filter((t) => t.kind === "group").map((t) => t.label)).toEqual(["GPU 0", "GPU 1", "unknown GPU"]);
+    expect(tracks.find((t) => t.kind === "lane")?.detail).toBe("1 operation");
   });
 });

@@ -5,8 +5,9 @@ import { get, getBinary, type Schemas } from "../api/client";
 import { decodeTimeline, spanText, type TimelineColumns } from "../api/columns";
 import { type SessionState, useGet } from "../api/hooks";
 import { oklch, pathColor, scopeColor, sliceColor } from "../lib/color";
-import { bytes, count, duration, percent, significant } from "../lib/format";
+import { bytes, count, duration, percent, plural, significant } from "../lib/format";
 import { nest } from "../lib/layout";
+import { deviceLabel } from "../lib/metrics";
 import type { View } from "../lib/scale";
 import { type Bins, firstBin, type Item, type Kind, type Track } from "./draw";
 
@@ -110,14 +111,14 @@ const metrics: {
 }[] = [
   {
     metric: "hw.gpu.utilization",
-    label: "GPU utilisation",
+    label: "utilisation",
     hue: 150,
     max: 1,
     format: percent,
     skip: (a) => a["hw.gpu.task"] !== undefined && a["hw.gpu.task"] !== "general",
   },
-  { metric: "hw.power", label: "Power", hue: 60, format: (v) => `${significant(v)} W` },
-  { metric: "hw.gpu.memory.usage", label: "Memory", hue: 250, format: bytes },
+  { metric: "hw.power", label: "power", hue: 60, format: (v) => `${significant(v)} W` },
+  { metric: "hw.gpu.memory.usage", label: "memory", hue: 250, format: bytes },
 ];
 
 export interface MetricTrack {
@@ -128,8 +129,33 @@ export interface MetricTrack {
   series: NonNullable<Track["series"]>[number];
 }
 
-/** useMetrics reads the metrics of the session's devices. */
-export function useMetrics(session: SessionState, extent: View, dark: boolean): MetricTrack[] {
+const maxMetrics = 8;
+
+/** chooseMetrics returns the series that the timeline draws, with their labels, and how many it leaves out. */
+export function chooseMetrics<T extends Pick<Schemas["Series"], "metric" | "count" | "attributes">>(
+  all: readonly T[],
+): { drawn: { m: (typeof metrics)[number]; s: T; label: string }[]; left: number } {
+  const found = metrics.flatMap((m) =>
+    all
+      .filter((s) => s.metric === m.metric && s.count > 0 && !m.skip?.(s.attributes))
+      .map((s) => ({ m, s, device: deviceLabel(s.attributes) }))
+      .sort((a, b) => a.device.localeCompare(b.device, "en", { numeric: true })),
+  );
+  const several = new Set(found.map((f) => f.device)).size > 1;
+  return {
+    drawn: found
+      .slice(0, maxMetrics)
+      .map(({ m, s, device }) => ({ m, s, label: `${(several && device) || "GPU"} ${m.label}` })),
+    left: Math.max(0, found.length - maxMetrics),
+  };
+}
+
+/** useMetrics reads the metrics of the session's devices. Left is the number of those that are not drawn. */
+export function useMetrics(
+  session: SessionState,
+  extent: View,
+  dark: boolean,
+): { tracks: MetricTrack[]; left: number } {
   const params = { session: session.id };
   const own = useGet(
     "/sessions/{session}/series",
@@ -143,27 +169,22 @@ export function useMetrics(session: SessionState, extent: View, dark: boolean): 
     { base: session.base, source: "system" },
     { every: session.every },
   );
-  const wanted = useMemo(() => {
-    const all = [
-      ...(own.data?.series ?? []).map((s) => ({ s, source: "session" })),
-      ...(system.data?.series ?? []).map((s) => ({ s, source: "system" })),
-    ];
-    return metrics
-      .flatMap((m) =>
-        all
-          .filter(({ s }) => s.metric === m.metric && s.count > 0 && !m.skip?.(s.attributes))
-          .map(({ s, source }) => ({ m, s, source })),
-      )
-      .slice(0, 8);
-  }, [own.data, system.data]);
+  const { drawn: wanted, left } = useMemo(
+    () =>
+      chooseMetrics([
+        ...(own.data?.series ?? []).map((s) => ({ ...s, source: "session" })),
+        ...(system.data?.series ?? []).map((s) => ({ ...s, source: "system" })),
+      ]),
+    [own.data, system.data],
+  );
   const points = useQueries({
-    queries: wanted.map(({ s, source }) => ({
-      queryKey: ["points", session.id, session.base, source, s.key],
+    queries: wanted.map(({ s }) => ({
+      queryKey: ["points", session.id, session.base, s.source, s.key],
       queryFn: ({ signal }: { signal: AbortSignal }) =>
         get(
           "/sessions/{session}/series/{key}",
           { session: session.id, key: s.key },
-          { base: session.base, source, points: 4000, from: extent.from, to: extent.to + 1 },
+          { base: session.base, source: s.source, points: 4000, from: extent.from, to: extent.to + 1 },
           signal,
         ),
       placeholderData: keepPreviousData,
@@ -172,16 +193,16 @@ export function useMetrics(session: SessionState, extent: View, dark: boolean): 
   });
   const stamp = points.map((p) => p.dataUpdatedAt).join();
   // biome-ignore lint/correctness/useExhaustiveDependencies: stamp changes with the points
-  return useMemo(
+  const tracks = useMemo(
     () =>
-      wanted.flatMap(({ m, s }, i) => {
+      wanted.flatMap(({ m, s, label }, i) => {
         const data = points[i]?.data;
         if (!data) return [];
         const v = Float64Array.from(data.value, (x) => x ?? 0);
         const top = v.reduce((a, b) => Math.max(a, b), 0);
         return {
           key: `metric-${s.key}`,
-          label: m.label,
+          label,
           detail: `max ${m.format(top)}`,
           metric: m.metric,
           series: {
@@ -195,10 +216,14 @@ export function useMetrics(session: SessionState, extent: View, dark: boolean): 
       }),
     [wanted, stamp, dark],
   );
+  return { tracks, left };
 }
 
 const deviceName = (device: string | undefined, index: number | undefined): string =>
-  index !== undefined ? `GPU ${index}` : device ? device.slice(0, 12) : "device unknown";
+  index !== undefined ? `GPU ${index}` : device ? device.slice(0, 12) : "unknown GPU";
+
+/** place puts devices in the order of their indices, those without one after them, and the unknown one last. */
+const place = (l: Schemas["Lane"]): number => l.device_index ?? (l.device ? 1e6 : 2e6);
 
 const laneOrder = { compute: 0, copy: 1, host: 2 };
 
@@ -281,7 +306,9 @@ export function buildTracks(
     add({ key: `spans-${label}`, kind: "spans", label, detail: "", rowHeight: 18, height: rows * 18 + 6, items });
   }
   const devices = new Map<string, Schemas["Lane"][]>();
-  for (const lane of [...overview.lanes].sort((a, b) => laneOrder[a.class] - laneOrder[b.class])) {
+  for (const lane of [...overview.lanes].sort(
+    (a, b) => place(a) - place(b) || laneOrder[a.class] - laneOrder[b.class],
+  )) {
     const key = `${lane.device ?? ""}|${lane.device_index ?? ""}`;
     devices.set(key, [...(devices.get(key) ?? []), lane]);
   }
@@ -320,7 +347,7 @@ export function buildTracks(
         key: `lane-${lane.id}`,
         kind: "lane",
         label: labels[i] ?? "",
-        detail: `${count(lane.count)} operations`,
+        detail: plural(lane.count, "operation"),
         rowHeight,
         height: rows * rowHeight,
         items,
@@ -514,13 +541,17 @@ function splitSlices(c: TimelineColumns | undefined, dark: boolean): Map<number,
   return result;
 }
 
-/** shown says what the view contains and what it leaves out, in one sentence each. Scopes is their number in the session. */
+/**
+ * shown says what the view contains and what it leaves out, in one sentence each. Scopes is their number in the
+ * session, metricsLeft that of metric tracks that are not drawn.
+ */
 export function shown(
   data: TimelineData,
   prepared: Prepared,
   view: View,
   tracks: readonly Track[],
   scopes: number,
+  metricsLeft: number,
 ): string[] {
   const c = data.columns;
   if (!c) return [];
@@ -533,7 +564,7 @@ export function shown(
       const start = c.slices.start[i] as number;
       if (start < view.to && start + (c.slices.duration_ns[i] as number) >= view.from) n++;
     }
-    const operations = n === 1 ? "1 operation" : `${count(n)} operations`;
+    const operations = plural(n, "operation");
     result.push(
       binned
         ? `${operations}; dense lanes show bins of ${duration(c.width)}: height is the busy share, colour the longest operation`
@@ -548,7 +579,7 @@ export function shown(
       inside += end - first;
     }
     result.push(
-      `${count(n)} operations in ${count(inside)} bins of ${duration(c.width)}: height is the busy share, colour the longest operation. Zoom in for single ones`,
+      `${plural(n, "operation")} in ${plural(inside, "bin")} of ${duration(c.width)}: height is the busy share, colour the longest operation. Zoom in for single ones`,
     );
   }
   if (data.spans?.truncated) result.push(`only the ${count(data.spans.spans.length)} longest scopes`);
@@ -563,5 +594,6 @@ export function shown(
         : `the longest ${count(drawn)} of ${count(data.gaps.count)} idle gaps in and around the view`,
     );
   }
+  if (metricsLeft) result.push(`${plural(metricsLeft, "metric track")} not drawn`);
   return result;
 }

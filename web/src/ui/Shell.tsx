@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 import { useIsFetching } from "@tanstack/react-query";
-import { Link, Outlet, useMatchRoute, useParams, useSearch } from "@tanstack/react-router";
-import { useEffect, useState } from "react";
+import { Link, Outlet, useLocation, useMatchRoute, useParams, useSearch } from "@tanstack/react-router";
+import { useEffect, useRef, useState } from "react";
 import { Account, LoginGate } from "../views/Login";
 import { ui } from "./parts";
 import { setTheme, type Theme, useTheme } from "./theme";
@@ -31,6 +31,7 @@ export function Shell() {
   const { session } = useParams({ strict: false });
   const search = useSearch({ strict: false }) as { from?: number; to?: number };
   const match = useMatchRoute();
+  const nav = useRef<HTMLElement>(null);
   useEffect(() => {
     const key = (e: KeyboardEvent) => {
       if (e.key === "?" && !(e.target instanceof HTMLInputElement)) setHelp((h) => !h);
@@ -38,6 +39,12 @@ export function Shell() {
     window.addEventListener("keydown", key);
     return () => window.removeEventListener("keydown", key);
   }, []);
+  // On a phone the bar of views scrolls.
+  const { pathname } = useLocation();
+  // biome-ignore lint/correctness/useExhaustiveDependencies: the current view changes with the path
+  useEffect(() => {
+    nav.current?.querySelector("[aria-current=page]")?.scrollIntoView({ inline: "center", block: "nearest" });
+  }, [pathname]);
   // The views of a session share the interval.
   const shared = search.from !== undefined && search.to !== undefined ? { from: search.from, to: search.to } : {};
   const onTimeline = !!match({ to: "/sessions/$session/timeline" });
@@ -51,7 +58,7 @@ export function Shell() {
           <img src="/icon.svg" width="22" height="22" alt="" />
           <span>gpuflight</span>
         </Link>
-        <nav className={ui.nav} aria-label="Views">
+        <nav ref={nav} className={ui.nav} aria-label="Views">
           <Link to="/" search={{} as never} activeOptions={{ exact: true, includeSearch: false }}>
             Sessions
           </Link>
@@ -110,7 +117,7 @@ const keys: [string, string][] = [
   ["W S or wheel", "zoom in, zoom out"],
   ["A D or ← →", "move left, move right; with a selection, ← → go to the neighbour in the lane"],
   ["drag", "move"],
-  ["Shift + drag", "measure an interval"],
+  ["Shift + drag, or M twice", "measure an interval; M takes the pointer, or the centre of the view"],
   ["F or double click", "fit the selection"],
   ["0", "show the whole session"],
   ["N, Shift + N", "next and previous match of the search"],

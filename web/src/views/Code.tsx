@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-import { Link, useSearch } from "@tanstack/react-router";
+import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { type ReactNode, useMemo } from "react";
 import { type Schemas, url } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
-import { count, percent } from "../lib/format";
+import { count, percent, plural } from "../lib/format";
 import { sassOffset, tokens } from "../lib/highlight";
 import { efficiency } from "../lib/samples";
 import { Badge, Bar, Choice, Failure, Loading, Message, num, row, ui } from "../ui/parts";
@@ -76,7 +76,7 @@ function Functions() {
           </Link>
         )}
         <span className={ui.muted}>
-          {total > 0 ? `${count(total)} samples` : "Counters, no samples,"} in {count(list.length)} functions
+          {total > 0 ? plural(total, "sample") : "Counters, no samples,"} in {plural(list.length, "function")}
         </span>
         {functions.data.truncated && <Badge tone="warn">the list is truncated</Badge>}
       </div>
@@ -96,6 +96,7 @@ function Functions() {
                     fn: f.function,
                     kernel: f.kernel,
                     text: undefined,
+                    what: undefined,
                   })) as never
                 }
                 aria-current={f === selected}
@@ -106,8 +107,8 @@ function Functions() {
                 </div>
                 <span className={ui.muted}>
                   {f.samples
-                    ? `${count(f.samples)} samples, ${percent(total ? f.samples / total : 0)}`
-                    : `${count(Object.keys(f.metrics).length)} counters`}
+                    ? `${plural(f.samples, "sample")}, ${percent(total ? f.samples / total : 0)}`
+                    : plural(Object.keys(f.metrics).length, "counter")}
                 </span>
                 {f.samples > 0 && <Bar share={total ? f.samples / total : 0} />}
               </Link>
@@ -228,7 +229,7 @@ const describe = (cell: Cell): string =>
   [...cell.what]
     .sort(([, a], [, b]) => b - a)
     .map(([k, v]) => `${k}: ${count(v)}`)
-    .join("\n");
+    .join(", ");
 
 function Listing({ info, samples }: { info: Schemas["TextInfo"]; samples: readonly Schemas["SampleSum"][] }) {
   const session = useSession();
@@ -236,7 +237,41 @@ function Listing({ info, samples }: { info: Schemas["TextInfo"]; samples: readon
   const cells = useMemo(() => sumBy(samples, (s) => (info.kind === "source" ? s.line : s.pc)), [samples, info.kind]);
   const most = [...cells.values()].reduce((n, x) => Math.max(n, x.value), 1);
   const lines = useMemo(() => (q.data?.text ?? "").split("\n"), [q.data]);
-  const shown = lines.slice(0, 5000);
+  const shown = useMemo(() => lines.slice(0, 5000), [lines]);
+  const navigate = useNavigate({ from: "/sessions/$session/code" });
+  const { what } = useSearch({ from: "/sessions/$session/code" });
+  const chosen = what?.startsWith(`${info.kind} `) ? Number(what.slice(info.kind.length + 1)) : undefined;
+  const cell = chosen === undefined ? undefined : cells.get(chosen);
+  const first = q.data?.first_line || 1;
+  // The rows do not depend on the selection, so that it is fast in long listings.
+  const rows = useMemo(
+    () =>
+      shown.map((line, i) => {
+        const number = first + i;
+        const pc = info.kind === "source" ? number : sassOffset(line);
+        const cell = pc === undefined ? undefined : cells.get(pc);
+        const select = () => navigate({ search: (o) => ({ ...o, what: `${info.kind} ${pc}` }), replace: true });
+        return (
+          <tr
+            key={number}
+            data-hot={cell !== undefined && cell.value > most * 0.5}
+            {...(cell ? { tabIndex: 0, onFocus: select, onClick: select, title: describe(cell) } : {})}
+          >
+            <td>{cell?.value ? count(cell.value) : ""}</td>
+            <td>{number}</td>
+            <td>
+              {tokens(line, info.kind).map((t, k) => (
+                // biome-ignore lint/suspicious/noArrayIndexKey: tokens have no other identity
+                <span key={k} className={c[t.kind]}>
+                  {t.text}
+                </span>
+              ))}
+            </td>
+          </tr>
+        );
+      }),
+    [shown, first, cells, most, info.kind, navigate],
+  );
   return (
     <section className={ui.card} aria-label={info.kind}>
       <div className={ui.row} style={{ padding: "8px 12px" }}>
@@ -253,33 +288,23 @@ function Listing({ info, samples }: { info: Schemas["TextInfo"]; samples: readon
         aria-label={`Listing of ${info.function ?? info.file ?? info.key}`}
       >
         <table>
-          <tbody>
-            {shown.map((line, i) => {
-              const number = (q.data?.first_line || 1) + i;
-              const pc = info.kind === "source" ? number : sassOffset(line);
-              const cell = pc === undefined ? undefined : cells.get(pc);
-              return (
-                <tr
-                  key={number}
-                  data-hot={cell !== undefined && cell.value > most * 0.5}
-                  title={cell ? describe(cell) : undefined}
-                >
-                  <td>{cell?.value ? count(cell.value) : ""}</td>
-                  <td>{number}</td>
-                  <td>
-                    {tokens(line, info.kind).map((t, k) => (
-                      // biome-ignore lint/suspicious/noArrayIndexKey: tokens have no other identity
-                      <span key={k} className={c[t.kind]}>
-                        {t.text}
-                      </span>
-                    ))}
-                  </td>
-                </tr>
-              );
-            })}
-          </tbody>
+          <tbody>{rows}</tbody>
         </table>
       </section>
+      {cells.size > 0 && (
+        <p className={c.cell} role="status">
+          {cell ? (
+            <>
+              <strong>
+                {info.kind === "source" ? `Line ${chosen}` : `Offset 0x${chosen?.toString(16).padStart(4, "0")}`}
+              </strong>{" "}
+              {describe(cell)}
+            </>
+          ) : (
+            <span className={ui.muted}>Select a row with a number to see its stall reasons and counters.</span>
+          )}
+        </p>
+      )}
     </section>
   );
 }

@@ -4,8 +4,8 @@ import { useEffect, useMemo } from "react";
 import type { Schemas } from "../api/client";
 import { url } from "../api/client";
 import { useGet } from "../api/hooks";
-import { compare, type Sums } from "../lib/compare";
-import { count, dims, duration, exactDuration, instant, signedPercent } from "../lib/format";
+import { compare, type Result as Joined, results, type Sums } from "../lib/compare";
+import { count, dims, duration, exactDuration, instant, plural, signedPercent } from "../lib/format";
 import { Badge, Choice, Failure, Loading, type Made, Message, num, SearchBox, Swatch, ui } from "../ui/parts";
 
 /** Compare shows what changed from session a to session b. */
@@ -202,7 +202,7 @@ export function Compare() {
                       <td className={ui.right}>{link(search.b, r.b, "rows", count(r.b?.count ?? 0))}</td>
                       <td className={ui.right}>{mean === undefined ? "" : signedPercent(mean)}</td>
                       <td>
-                        <Result status={statuses.get(by === "scope" ? r.key.replaceAll(" *", "") : r.key)} />
+                        <JoinedResult of={statuses.get(by === "scope" ? r.key.replaceAll(" *", "") : r.key)} />
                       </td>
                     </tr>
                   );
@@ -237,15 +237,25 @@ function Result({ status }: { status: Schemas["CompareStatus"] | undefined }) {
   return tones[status] ? <Badge tone={tones[status]}>{status}</Badge> : <span className={ui.muted}>{status}</span>;
 }
 
+function JoinedResult({ of }: { of: Joined<Schemas["CompareStatus"]> | undefined }) {
+  if (!of || of.statuses.length < 2) return <Result status={of?.statuses[0]} />;
+  return (
+    <span className={ui.muted} title="Kernels with this short name, such as instances of a template, differ.">
+      {count(of.kernels)} kernels: {of.statuses.join(", ")}
+    </span>
+  );
+}
+
 const shapeKey = (r: Row) => `${r.name}  ${dims(r.grid)} , ${dims(r.block)}`;
 
 /** statusByKey returns the results of the rows of the table below. */
 function statusByKey(c: Comparison | undefined, by: "name" | "shape" | "scope") {
-  const result = new Map<string, Schemas["CompareStatus"]>();
-  if (by === "scope") for (const r of c?.scopes ?? []) result.set(r.path?.join(" › ") ?? "", r.status);
-  else if (by === "name") for (const r of c?.kernels ?? []) result.set(r.name, r.status);
-  else for (const r of [...(c?.kernels ?? []), ...(c?.shapes ?? [])]) if (r.grid) result.set(shapeKey(r), r.status);
-  return result;
+  if (by === "scope") return results(c?.scopes ?? [], (r) => r.path?.join(" › ") ?? "");
+  if (by === "name") return results(c?.kernels ?? [], (r) => r.name);
+  return results(
+    [...(c?.kernels ?? []), ...(c?.shapes ?? [])].filter((r) => r.grid),
+    shapeKey,
+  );
 }
 
 /** Verdict shows whether steps became slower, and why. */
@@ -254,7 +264,7 @@ function Verdict({ c }: { c: Comparison }) {
     <span>
       <Badge>{name}</Badge>{" "}
       <Link to="/sessions/$session/findings" params={{ session }}>
-        {s.steps > 0 ? `${count(s.steps)} steps` : "no steps"}
+        {s.steps > 0 ? plural(s.steps, "step") : "no steps"}
       </Link>
     </span>
   );
@@ -311,16 +321,21 @@ const partNames: Record<string, string> = {
 function Part({ r }: { r: Row }) {
   const t = r.duration;
   const mean = (s: Schemas["CompareSums"]) => duration(Math.round(s.ns / Math.max(s.count, 1)));
-  const share = (ns: number) => (t && t.a > 0 ? signedPercent(ns / t.a) : "");
+  // A bound of the interval can be below zero time, but no time can.
+  const share = (ns: number) => (t && t.a > 0 ? signedPercent(Math.max(-1, ns / t.a)) : "");
   return (
     <tr data-part={r.name}>
-      <td>{partNames[r.name] ?? `idle: ${r.name}`}</td>
+      <td>{partNames[r.name] ?? `idle: ${r.name.replaceAll("_", " ")}`}</td>
       <td className={ui.right}>{t ? duration(Math.round(t.a)) : mean(r.a)}</td>
       <td className={ui.right}>{t ? duration(Math.round(t.b)) : mean(r.b)}</td>
-      <td className={ui.right} title={exactDuration(r.effect_ns)}>
-        {r.effect_ns > 0 ? "+" : ""}
-        {duration(r.effect_ns)}
-      </td>
+      {t ? (
+        <td className={ui.right} title={exactDuration(r.effect_ns)}>
+          {r.effect_ns > 0 ? "+" : ""}
+          {duration(r.effect_ns)}
+        </td>
+      ) : (
+        <td className={`${ui.right} ${ui.muted}`}>–</td>
+      )}
       <td className={ui.right}>{t ? share(t.shift) : ""}</td>
       <td className={ui.right}>{t && t.a > 0 ? `${share(t.low)} to ${share(t.high)}` : ""}</td>
       <td title={t ? `p = ${t.p_adjusted.toPrecision(2)}` : undefined}>

@@ -3,7 +3,7 @@ import { Link, useSearch } from "@tanstack/react-router";
 import type { Schemas } from "../api/client";
 import { url } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
-import { count, duration, exactDuration, offset, percent } from "../lib/format";
+import { count, duration, exactDuration, offset, percent, plural } from "../lib/format";
 import { Badge, Bar, Failure, Loading, Message, ui } from "../ui/parts";
 import { toSpan } from "./Inspector";
 import { WindowBadge } from "./Kernels";
@@ -232,7 +232,7 @@ function StepsPanel({ a }: { a: Analysis }) {
   return (
     <>
       <div className={ui.row}>
-        <h2>{count(s.count)} steps</h2>
+        <h2>{plural(s.count, "step")}</h2>
         {s.typical && (
           <>
             <Badge title="What limits the typical step">{bounds[s.typical.bound]}</Badge>

@@ -4,7 +4,7 @@ import { useMemo, useState } from "react";
 import { useGet, useSession } from "../api/hooks";
 import { css, scopeColor, sliceColor } from "../lib/color";
 import { boxes, type Frame, find, flameTree, sampledStacks } from "../lib/flame";
-import { count, duration, exactDuration, offset, percent } from "../lib/format";
+import { count, duration, exactDuration, offset, percent, plural } from "../lib/format";
 import { Badge, Failure, Loading, Message, SearchBox, ui } from "../ui/parts";
 import { useDark } from "../ui/theme";
 import c from "./code.module.css";
@@ -69,7 +69,7 @@ export function Flame() {
               tone="warn"
               title="The interval has more than 500,000 operations, and only those of this interval are read. Zoom into the timeline and follow “flame graph” for another one."
             >
-              {count(root.count)} kernels from {offset(part.from, 1)} to {offset(part.to, 1)}
+              {plural(root.count, "kernel")} from {offset(part.from, 1)} to {offset(part.to, 1)}
             </Badge>
           </Link>
         )}

@@ -3,7 +3,7 @@ import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { useMemo } from "react";
 import type { Schemas } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
-import { count, dims, duration, exactDuration, offset, percent } from "../lib/format";
+import { count, dims, duration, exactDuration, offset, percent, plural } from "../lib/format";
 import { occupancy } from "../lib/occupancy";
 import { Badge, Bar, Choice, Failure, Loading, type Made, Message, num, row, SearchBox, Swatch, ui } from "../ui/parts";
 
@@ -21,7 +21,7 @@ const title = (g: Group): string =>
   g.names ? g.names.join(" › ") || "outside every scope" : g.lane ? laneName(g.lane) : (g.name ?? "");
 
 const laneName = (l: Schemas["Lane"]): string =>
-  `${l.device_index !== undefined ? `GPU ${l.device_index}` : (l.device ?? "device unknown")}, stream ${l.stream ?? "unknown"}`;
+  `${l.device_index !== undefined ? `GPU ${l.device_index}` : (l.device ?? "unknown GPU")}, stream ${l.stream ?? "unknown"}`;
 
 const sortValue = (g: Group, c: Column): number | string =>
   c === "name" ? title(g) : c === "mean" ? g.sum_ns / g.count : g[c];
@@ -93,6 +93,7 @@ export function Kernels() {
     </th>
   );
   const wide = group === "name" || group === "shape";
+  const queued = rows.some((g) => g.queue_ns > 0);
   return (
     <div className={ui.page}>
       <div className={ui.row}>
@@ -105,8 +106,8 @@ export function Kernels() {
         )}
         <span className={ui.spacer} />
         <span className={ui.muted}>
-          {count(total.count)} launches, <span title={exactDuration(total.sum_ns)}>{duration(total.sum_ns)}</span> in{" "}
-          {count(total.groups)} groups
+          {count(total.count)} {total.count === 1 ? "launch" : "launches"},{" "}
+          <span title={exactDuration(total.sum_ns)}>{duration(total.sum_ns)}</span> in {plural(total.groups, "group")}
         </span>
         <SearchBox
           label="Search kernels"
@@ -128,20 +129,18 @@ export function Kernels() {
               {header("p50_ns", "p50", "Within 3.2 %")}
               {header("p99_ns", "p99", "Within 3.2 %")}
               {header("max_ns", "Max")}
-              {header("queue_ns", "Queued", "Sum of the known times from launch to start")}
+              {queued && header("queue_ns", "Queued", "Sum of the known times from launch to start")}
               {group === "shape" && (
                 <>
+                  <th scope="col">Occupancy</th>
                   <th scope="col">Grid, block</th>
-                  <th scope="col" className={ui.right}>
-                    Occupancy
-                  </th>
                 </>
               )}
             </tr>
           </thead>
           <tbody>
             {rows.map((g) => (
-              <Row key={`${g.id ?? g.name}`} g={g} group={group} total={total.sum_ns} wide={wide} />
+              <Row key={`${g.id ?? g.name}`} g={g} group={group} total={total.sum_ns} wide={wide} queued={queued} />
             ))}
           </tbody>
         </table>
@@ -158,7 +157,19 @@ export function Kernels() {
   );
 }
 
-function Row({ g, group, total, wide }: { g: Group; group: string; total: number; wide: boolean }) {
+function Row({
+  g,
+  group,
+  total,
+  wide,
+  queued,
+}: {
+  g: Group;
+  group: string;
+  total: number;
+  wide: boolean;
+  queued: boolean;
+}) {
   const { id } = useSession();
   const search = useSearch({ from: "/sessions/$session/kernels" });
   const window = search.from !== undefined ? { from: search.from, to: search.to } : {};
@@ -219,20 +230,22 @@ function Row({ g, group, total, wide }: { g: Group; group: string; total: number
       <td className={ui.right}>{link("p50", Math.min(g.p50_ns, g.max_ns), "duration")}</td>
       <td className={ui.right}>{link("p99", Math.min(g.p99_ns, g.max_ns), "duration")}</td>
       <td className={ui.right}>{link("max", g.max_ns, "duration")}</td>
-      <td className={ui.right}>
-        {g.queue_ns ? link("queue", g.queue_ns, "queue") : <span className={ui.muted}>–</span>}
-      </td>
+      {queued && (
+        <td className={ui.right}>
+          {g.queue_ns ? link("queue", g.queue_ns, "queue") : <span className={ui.muted}>–</span>}
+        </td>
+      )}
       {group === "shape" && (
         <>
+          <td title={occ?.sentences.join(" ")}>
+            {occ?.theoretical !== undefined ? percent(occ.theoretical) : <span className={ui.muted}>unknown</span>}
+            <br />
+            <span className={ui.muted}>{occ?.limiters.join(", ").replaceAll("_", " ")}</span>
+          </td>
           <td className={`${ui.mono} ${ui.nowrap}`}>
             {dims(g.shape?.grid)}
             <br />
             <span className={ui.muted}>{dims(g.shape?.block)}</span>
-          </td>
-          <td className={ui.right} title={occ?.sentences.join(" ")}>
-            {occ?.theoretical !== undefined ? percent(occ.theoretical) : <span className={ui.muted}>unknown</span>}
-            <br />
-            <span className={ui.muted}>{occ?.limiters.join(", ").replaceAll("_", " ")}</span>
           </td>
         </>
       )}

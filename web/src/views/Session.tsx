@@ -4,7 +4,7 @@ import { Link, Outlet, useParams } from "@tanstack/react-router";
 import { useEffect, useMemo, useRef } from "react";
 import { send } from "../api/client";
 import { SessionContext, type SessionState, useGet } from "../api/hooks";
-import { compact, count, duration, exactDuration, instant } from "../lib/format";
+import { compact, count, duration, exactDuration, instant, plural } from "../lib/format";
 import { BaselineMenu } from "../ui/BaselineMenu";
 import { ExportMenu } from "../ui/ExportMenu";
 import { Badge, Failure, LiveMark, Loading, num, ui } from "../ui/parts";
@@ -82,9 +82,9 @@ function SessionBar({ state }: { state: SessionState }) {
         params={{ session: s.id }}
         search={{} as never}
         {...num("kernels", kernels)}
-        title={`${count(kernels)} kernels`}
+        title={plural(kernels, "kernel")}
       >
-        {compact(kernels)} kernels
+        {compact(kernels)} {kernels === 1 ? "kernel" : "kernels"}
       </Link>
       <Quality state={state} />
       <span className={ui.spacer} />

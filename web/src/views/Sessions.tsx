@@ -5,6 +5,7 @@ import { useEffect, useState } from "react";
 import { type Schemas, send } from "../api/client";
 import { useGet } from "../api/hooks";
 import { ago, bytes, compact, count, duration, exactDuration, instant, percent } from "../lib/format";
+import { midnight } from "../lib/search";
 import { Badge, Bar, Copy, Failure, LiveMark, Loading, Message, num, row, SearchBox, ui } from "../ui/parts";
 import { useMay } from "./Login";
 
@@ -17,7 +18,14 @@ export function Sessions() {
   const client = useQueryClient();
   const admin = useMay("admin");
   const [cursors, setCursors] = useState<string[]>([]);
-  const filter = { q: search.q, host: search.host, service: search.service, run: search.run };
+  const filter = {
+    q: search.q,
+    host: search.host,
+    service: search.service,
+    run: search.run,
+    from: midnight(search.since),
+    to: midnight(search.until, 1),
+  };
   const page = useGet("/sessions", {}, { ...filter, limit: 100, cursor: cursors.at(-1) }, { every: 2000 });
   useEffect(() => {
     document.title = "Sessions · gpuflight";
@@ -51,13 +59,34 @@ export function Sessions() {
               </Link>
             ),
         )}
+        {(
+          [
+            ["since", "from"],
+            ["until", "to"],
+          ] as const
+        ).map(([k, text]) => (
+          <label key={k} className={ui.muted}>
+            {text}{" "}
+            <input
+              type="date"
+              className={ui.input}
+              style={{ width: 140 }}
+              value={search[k] ?? ""}
+              onChange={(e) => navigate({ search: (o) => ({ ...o, [k]: e.target.value || undefined }), replace: true })}
+            />
+          </label>
+        ))}
         <SearchBox
-          label="Search id, application, host, run"
+          label="Search sessions"
           value={search.q ?? ""}
           onChange={(q) => navigate({ search: (o) => ({ ...o, q: q || undefined }), replace: true })}
         />
       </div>
-      {search.a && <Badge>Choose the session to compare with {search.a.slice(0, 8)}</Badge>}
+      {search.a && (
+        <Link to="/" search={(o) => ({ ...o, a: undefined })}>
+          <Badge tone="warn">choose the session to compare with {search.a.slice(0, 8)} ✕</Badge>
+        </Link>
+      )}
       <div className={`${ui.card} ${ui.tableScroll}`}>
         <table className={ui.table} aria-label="Sessions">
           <thead>
@@ -117,7 +146,7 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
   const copies = s.operations.memcpy ?? 0;
   const share = s.duration_ns > 0 ? s.kernel_ns / s.duration_ns : 0;
   return (
-    <tr {...row({ ns: s.kernel_ns, kernels })}>
+    <tr data-session={s.id} {...row({ ns: s.kernel_ns, kernels })}>
       <td>
         <div className={ui.row}>
           <Link to="/sessions/$session/timeline" params={{ session: s.id }} search={{} as never}>
@@ -129,7 +158,14 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
           )}
           {s.rank !== undefined && <Badge>rank {s.rank}</Badge>}
         </div>
-        <span className={`${ui.muted} ${ui.mono}`}>{s.id.length > 20 ? `${s.id.slice(0, 13)}…` : s.id}</span>
+        <div className={ui.row}>
+          {s.service && (
+            <Link to="/" search={(o) => ({ ...o, service: s.service })} title={`Only sessions of ${s.service}`}>
+              filter
+            </Link>
+          )}
+          <span className={`${ui.muted} ${ui.mono}`}>{s.id.length > 20 ? `${s.id.slice(0, 13)}…` : s.id}</span>
+        </div>
       </td>
       <td className={ui.nowrap} title={instant(s.start, true)}>
         {instant(s.start)}
@@ -207,11 +243,16 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
       </td>
       <td className={`${ui.right} ${ui.wide} ${ui.muted}`}>{s.bytes ? bytes(s.bytes) : ""}</td>
       <td className={ui.right}>
-        {compareWith ? (
+        {compareWith === s.id ? null : compareWith ? (
           <Link to="/compare" search={{ a: compareWith, b: s.id } as never} className={ui.button}>
             Compare
           </Link>
         ) : (
+          <Link to="/" search={(o) => ({ ...o, a: s.id })} title="Compare with another session">
+            Compare
+          </Link>
+        )}
+        {!compareWith && (
           <button
             type="button"
             className={ui.icon}

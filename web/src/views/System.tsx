@@ -7,9 +7,9 @@ import "uplot/dist/uPlot.min.css";
 import { get, type Schemas, url } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
 import { css, oklch } from "../lib/color";
-import { offset } from "../lib/format";
-import { align, rank, rate, title, valueFormat } from "../lib/metrics";
-import { tickStep } from "../lib/scale";
+import { count, offset } from "../lib/format";
+import { align, deviceLabel, rank, rate, title, valueFormat } from "../lib/metrics";
+import { around, rounded, tickStep } from "../lib/scale";
 import { Badge, Failure, Loading, Message, num, ui } from "../ui/parts";
 import { useDark } from "../ui/theme";
 import { WindowBadge } from "./Kernels";
@@ -33,16 +33,14 @@ const chartable = (s: Series): boolean =>
   s.attributes["cuda.kernel.name"] === undefined;
 
 const label = (s: Series): string => {
-  const device = s.attributes["cuda.device.index"] ?? s.attributes["hw.id"];
   const rest = Object.entries(s.attributes)
     .filter(
       ([k]) => !["hw.id", "hw.type", "hw.name", "hw.vendor", "hw.model", "hw.parent", "cuda.device.index"].includes(k),
     )
     .map(([k, v]) => (typeof v === "string" ? v : `${k.split(".").at(-1)} ${v}`));
   return (
-    [device !== undefined ? (typeof device === "number" ? `GPU ${device}` : String(device).slice(0, 12)) : "", ...rest]
-      .filter(Boolean)
-      .join(" · ") || "value"
+    [deviceLabel(s.attributes), ...rest].filter(Boolean).join(" · ") ||
+    (s.metric.startsWith("system.") ? "host" : "value")
   );
 };
 
@@ -75,6 +73,8 @@ export function System() {
       ...(system.data?.series ?? []).map((s) => ({ ...s, source: "system" as const })),
     ].filter(chartable);
     const groups = new Map<string, Series[]>();
+    // A device has the same colour in each chart.
+    all.sort((a, b) => label(a).localeCompare(label(b), "en", { numeric: true }));
     for (const s of all) groups.set(s.metric, [...(groups.get(s.metric) ?? []), s]);
     return [...groups].sort(([a], [b]) => rank(a) - rank(b) || a.localeCompare(b));
   }, [own.data, system.data]);
@@ -85,6 +85,7 @@ export function System() {
     from: search.from ?? 0,
     to: search.to ?? Math.max(session.overview.session.duration_ns, 1),
   };
+  const whole = { from: 0, to: Math.max(session.overview.session.duration_ns, 1) };
   return (
     <div className={ui.page}>
       <div className={ui.row}>
@@ -102,12 +103,25 @@ export function System() {
       </div>
       {xids.data && xids.data.logs.length > 0 && (
         <div className={ui.error}>
-          {xids.data.logs.map((l) => (
-            <div key={l.uid}>
-              <Badge tone="bad">XID {String(l.attributes["gpu.xid.code"] ?? "")}</Badge> at {offset(l.time, 1e6)}:{" "}
-              {String(l.body)}
-            </div>
-          ))}
+          {xids.data.logs.map((l) => {
+            const process = l.attributes["process.pid"];
+            return (
+              <div key={l.uid}>
+                <Badge tone="bad">XID {String(l.attributes["gpu.xid.code"] ?? "")}</Badge> at{" "}
+                <Link
+                  to="/sessions/$session/timeline"
+                  params={params}
+                  search={rounded(around(l.time, l.time + 1e6, whole)) as never}
+                  style={{ color: "inherit", textDecoration: "underline" }}
+                >
+                  {offset(l.time, 1e6)}
+                </Link>
+                {l.attributes["hw.id"] ? ` on ${l.attributes["hw.id"]}` : ""}
+                {process ? `, process ${process}` : ""}: {String(l.body)}
+              </div>
+            );
+          })}
+          {xids.data.next && <div>Only the first {count(xids.data.logs.length)} are listed.</div>}
         </div>
       )}
       <div className={c.grid}>
@@ -201,10 +215,15 @@ function Chart({
         legend: { show: false },
         cursor: { drag: { x: true, y: false, setScale: false }, points: { size: 6 }, sync: { key: "system" } },
         axes: [
-          { ...axis, space: 90, values: (_, v) => v.map((x) => offset(x, tickStep(window.to - window.from, 6))) },
           {
             ...axis,
-            size: 72,
+            size: 30,
+            space: 90,
+            values: (_, v) => v.map((x) => offset(x, tickStep(window.to - window.from, 6))),
+          },
+          {
+            ...axis,
+            size: (_, v) => 20 + 6.5 * Math.max(8, ...(v ?? []).map((x) => x.length)),
             values: (_, v) => v.map((x) => formatRef.current(x)),
             // Bytes have binary units.
             ...(unit.startsWith("By") ? { incrs: Array.from({ length: 60 }, (_, i) => 2 ** i) } : {}),

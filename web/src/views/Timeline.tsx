@@ -4,8 +4,9 @@ import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } fr
 import { get } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
 import { css, families, oklch } from "../lib/color";
-import { count, duration, exactDuration, offset, percent } from "../lib/format";
+import { count, duration, exactDuration, offset, percent, plural } from "../lib/format";
 import { around, clamp, pan, rounded, toNs, type View, zoom } from "../lib/scale";
+import { lastBefore } from "../lib/search";
 import { buildTracks, denseLanes, prepare, shown, useMetrics, useTimeline, withPath } from "../timeline/data";
 import { hit, type Item, Painter, type Scene, type Track } from "../timeline/draw";
 import { Failure, SearchBox, ui } from "../ui/parts";
@@ -50,6 +51,7 @@ export function Timeline() {
   const [cursor, setCursor] = useState<number | null>(null);
   const [tip, setTip] = useState<Tip | null>(null);
   const [drag, setDrag] = useState<View | null>(null);
+  const [mark, setMark] = useState<number | null>(null); // where the key M began a measurement
   const canvas = useRef<HTMLCanvasElement>(null);
   const scroller = useRef<HTMLDivElement>(null);
   const painter = useRef(new Painter());
@@ -150,8 +152,8 @@ export function Timeline() {
   const prepared = useMemo(() => prepare({ columns, spans, gaps }, dark), [columns, spans, gaps, dark]);
   const denseIds = denseLanes(prepared, view, size.width);
   const plain = useMemo(
-    () => buildTracks(session.overview, prepared, metrics, denseIds),
-    [session.overview, prepared, metrics, denseIds],
+    () => buildTracks(session.overview, prepared, metrics.tracks, denseIds),
+    [session.overview, prepared, metrics.tracks, denseIds],
   );
   // The path of the selected scope or request, or of the measured step.
   const scopeSelected = plain.some((x) => x.kind === "spans" && x.items.some((i) => i.id === search.sel));
@@ -236,6 +238,7 @@ export function Timeline() {
   const select = useCallback(
     (i: Item | null) => {
       setTip(null);
+      setMark(null);
       if (i && i.kind !== "gap")
         navigate({
           search: (o) => ({ ...o, sel: i.id, at: String(i.at ?? i.start), m0: undefined, m1: undefined }),
@@ -361,38 +364,52 @@ export function Timeline() {
     return () => c.removeEventListener("wheel", wheel);
   }, [setView, whole]);
 
-  // Bins have no single operations to jump to, so the store finds the next launch.
+  // Bins have no single operations to jump to, so the store finds the next launch of all kernels that match.
   const found = useGet(
     "/sessions/{session}/kernels",
     { session: session.id },
-    { base: session.base, q: search.q, limit: 1 },
+    { base: session.base, q: search.q, group: "shape", limit: 1000 },
     { enabled: match !== "" },
   );
-  const foundName = found.data?.groups[0]?.name;
   const jump = useCallback(
-    (direction: 1 | -1) => {
-      if (!matches.length) {
-        if (!foundName) return;
-        const from = selected && search.at ? Number(search.at) + 1 : Math.max(0, Math.floor(viewRef.current.from));
-        const query = { base: session.base, name: foundName, operation: "kernel", from, limit: 1 };
-        get("/sessions/{session}/operations", { session: session.id }, query).then(
-          ({ operations: [op] }) =>
-            op &&
-            navigate({
-              search: (o) => ({ ...o, ...toSpan(op.span, op.start, op.duration_ns, extent) }),
-              replace: true,
-            }),
-          () => undefined, // The views of the page show why the Collector does not answer.
-        );
-        return;
-      }
+    async (direction: 1 | -1) => {
+      const v = viewRef.current;
+      const here = selected && search.at ? Number(search.at) : Math.floor(direction > 0 ? v.from - 1 : v.to);
       const sorted = [...matches].sort((a, b) => a.start - b.start);
-      const here = sorted.findIndex((i) => i.id === selected);
-      const next = sorted[(here + direction + sorted.length) % sorted.length] as Item;
-      select(next);
-      reveal(next);
+      const index = sorted.findIndex((i) => i.id === selected);
+      const drawn =
+        index >= 0
+          ? sorted[index + direction]
+          : direction > 0
+            ? sorted.find((i) => i.start > here)
+            : sorted.findLast((i) => i.start < here);
+      const shape = found.data?.groups.map((g) => g.id as number) ?? [];
+      if (shape.length && (!drawn || tracks.some((x) => x.bins))) {
+        const find = async (from: number, to: number, limit: number) => {
+          const query = { base: session.base, shape, operation: "kernel", from, to, limit };
+          const page = await get("/sessions/{session}/operations", { session: session.id }, query);
+          return { rows: page.operations, more: page.next !== undefined };
+        };
+        const first = Math.floor(extent.from);
+        // The views of the page show why the Collector does not answer.
+        const op = await (direction > 0
+          ? find(Math.max(here + 1, first), extent.to + 1, 1).then((p) => p.rows[0])
+          : lastBefore((from, to) => find(from, to, 100), first, here)
+        ).catch(() => undefined);
+        if (op && (!drawn || direction * (op.start - drawn.start) < 0)) {
+          navigate({
+            search: (o) => ({ ...o, ...toSpan(op.span, op.start, op.duration_ns, extent) }),
+            replace: true,
+          });
+          return;
+        }
+      }
+      if (drawn) {
+        select(drawn);
+        reveal(drawn);
+      }
     },
-    [matches, selected, select, reveal, foundName, search.at, session.base, session.id, navigate, extent],
+    [matches, tracks, selected, select, reveal, found.data, search.at, session.base, session.id, navigate, extent],
   );
 
   useEffect(() => {
@@ -468,6 +485,25 @@ export function Timeline() {
           if (start) select(start);
           break;
         }
+        case "m":
+        case "M": {
+          const at = Math.max(0, Math.round(middle));
+          if (mark === null || mark === at) setMark(at);
+          else {
+            setMark(null);
+            navigate({
+              search: (o) => ({
+                ...o,
+                sel: undefined,
+                at: undefined,
+                m0: Math.min(mark, at),
+                m1: Math.max(mark, at),
+              }),
+              replace: true,
+            });
+          }
+          break;
+        }
         case "Escape":
           select(null);
           break;
@@ -478,7 +514,7 @@ export function Timeline() {
     };
     window.addEventListener("keydown", key);
     return () => window.removeEventListener("keydown", key);
-  }, [setView, whole, select, reveal, jump, selectedItem, selectedTrack, range, cursor, items]);
+  }, [setView, whole, select, reveal, jump, selectedItem, selectedTrack, range, cursor, items, mark, navigate]);
 
   const labels = useMemo(
     () =>
@@ -496,7 +532,7 @@ export function Timeline() {
       )),
     [tracks],
   );
-  const remarks = shown(data, prepared, view, tracks, session.overview.session.counts.spans);
+  const remarks = shown(data, prepared, view, tracks, session.overview.session.counts.spans, metrics.left);
   const inView = matches.filter((i) => i.end >= view.from && i.start <= view.to).length;
   return (
     <>
@@ -594,6 +630,9 @@ export function Timeline() {
             </div>
           </div>
           <div className={t.status}>
+            {mark !== null && (
+              <strong role="status">Measuring from {offset(mark, 1)}: move, then press M again. Escape ends it.</strong>
+            )}
             {remarks.map((r) => (
               <span key={r}>{r}</span>
             ))}
@@ -655,7 +694,7 @@ function describe(
     return {
       x,
       y,
-      title: `${count((b.before[bin + 1] as number) - (b.before[bin] as number))} operations in ${duration(b.width)}`,
+      title: `${plural((b.before[bin + 1] as number) - (b.before[bin] as number), "operation")} in ${duration(b.width)}`,
       lines: [
         `${percent(Math.min(1, (b.busy[bin] as number) / b.width))} busy (${duration(b.busy[bin] as number)})`,
         name ? `longest: ${name}` : "",
