@@ -367,7 +367,7 @@ func (d *device) hostParts(a, launch int64, w *work, g *Gap, hostFrom, hostTo *i
 		}
 	}
 	switch {
-	case latest > 0 && w.launchStart-latest <= LaunchGapNs:
+	case latest > 0 && max(w.launchStart-latest, *hostTo-*hostFrom) <= LaunchGapNs:
 		g.Idle[Launch] += rest
 		return
 	case d.any && !d.last.launched && w.launchStart-d.returned() <= LaunchGapNs:
