@@ -108,6 +108,7 @@ fuzz: ## Run each fuzz target for FUZZTIME (30s)
 lint: prose $(TOOLS)/golangci-lint ## Check formatting, import rules, common mistakes and the language
 	$(TOOLS)/golangci-lint run $(LIBRARIES) ./test/...
 	CGO_ENABLED=0 $(GO) build ./internal/... ./sdk/... ./cmd/gpuflight # the SDK also builds without cgo
+	CGO_ENABLED=0 $(GO) test ./internal/store/duckstore
 
 .PHONY: prose
 prose: $(TOOLS)/vale ## Check the language of documents and comments

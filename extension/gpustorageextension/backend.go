@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -34,6 +35,8 @@ type backend struct {
 	stragglers map[straggler]struct{}
 	runs       []runKey
 	counted    []session
+	rejected   atomic.Int64 // rows since the last warning
+	above      atomic.Bool  // the last retention left more than max_size
 	stop       context.CancelFunc
 	done       sync.WaitGroup
 }
@@ -98,6 +101,15 @@ func (b *backend) count(r store.Result) {
 		}
 	}
 	b.telemetry.ExtensionGpuStorageWrittenSize.Add(ctx, r.Bytes, b.attributes())
+	b.rejected.Add(r.Rejected)
+}
+
+// warnRejected logs the rows that were rejected since the last call.
+func (b *backend) warnRejected() {
+	if n := b.rejected.Swap(0); n > 0 {
+		b.logger.Warn("rows rejected", zap.Int64("rows", n),
+			zap.String("reason", "a time before 1970 or after 2116, a session id above 256 bytes, or rows of a session that has sums only"))
+	}
 }
 
 // Delete implements [store.Admin].
@@ -125,6 +137,7 @@ func (b *backend) deleted(ctx context.Context, d store.Deleted) {
 func (b *backend) close(ctx context.Context) error {
 	b.stop()
 	b.done.Wait()
+	b.warnRejected()
 	if err := b.Store.Close(ctx); err != nil {
 		return fmt.Errorf("backend %s: %w", b.name, err)
 	}

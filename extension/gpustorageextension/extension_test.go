@@ -7,11 +7,13 @@ package gpustorageextension
 import (
 	"context"
 	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,10 +27,12 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata/metricdatatest"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/gpuflight/gpuflight/extension/gpustorageextension/internal/metadata"
 	"github.com/gpuflight/gpuflight/extension/gpustorageextension/internal/metadatatest"
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/answer"
 	"github.com/gpuflight/gpuflight/internal/store/rows"
 	"github.com/gpuflight/gpuflight/internal/store/storetest"
 	"github.com/gpuflight/gpuflight/internal/testing/trainsim"
@@ -450,6 +454,65 @@ func TestMaintenance_AnalysisBehind(t *testing.T) {
 	second := <-b.ended
 	assert.ElementsMatch(t, []string{"s", "t"}, []string{first.id, second.id})
 	assert.EqualValues(t, 2, value(t, tel, "extension_gpu_storage_sealed"))
+}
+
+// maintained returns a backend whose maintenance the test does, and its log.
+func maintained(t *testing.T, retention map[string]any) (*backend, *observer.ObservedLogs) {
+	g, _ := start(t, t.TempDir(), retention)
+	b := g.backends["a"]
+	b.stop()
+	b.done.Wait()
+	core, logs := observer.New(zap.WarnLevel)
+	b.logger = zap.New(core)
+	return b, logs
+}
+
+// TestBackend_Rejected writes rows that no store can hold. One warning has their number.
+func TestBackend_Rejected(t *testing.T) {
+	b, logs := maintained(t, nil)
+	late := spans("s", 3)
+	for i := range late[0].Spans[:2] {
+		late[0].Spans[i].EndNs = math.MaxInt64
+	}
+	for range 2 {
+		_, err := b.Write(t.Context(), append(late, spans(strings.Repeat("x", answer.MaxSession+1), 5)...))
+		require.NoError(t, err)
+	}
+	b.warnRejected()
+	b.warnRejected()
+	require.Equal(t, 1, logs.Len())
+	assert.Equal(t, "rows rejected", logs.All()[0].Message)
+	assert.Equal(t, map[string]any{"rows": int64(14),
+		"reason": "a time before 1970 or after 2116, a session id above 256 bytes, or rows of a session that has sums only"}, logs.All()[0].ContextMap())
+}
+
+// TestRetain_LiveAboveMaxSize has a live session that is larger than max_size. The sealed one is deleted, and
+// one warning says why.
+func TestRetain_LiveAboveMaxSize(t *testing.T) {
+	b, logs := maintained(t, map[string]any{"max_size": "1KiB", "min_free": 0})
+	for _, id := range []string{"sealed", "live"} {
+		_, err := b.Write(t.Context(), spans(id, 3))
+		require.NoError(t, err)
+	}
+	require.NoError(t, b.Seal(t.Context(), "", "sealed"))
+	b.retain(t.Context())
+	b.retain(t.Context())
+	_, err := b.Session(t.Context(), "", "sealed")
+	require.ErrorIs(t, err, store.ErrNotFound)
+	require.Equal(t, 1, logs.Len())
+	warning := logs.All()[0]
+	assert.Equal(t, "store above max_size: only live, pinned and baseline sessions remain, which are not deleted", warning.Message)
+	assert.EqualValues(t, 1024, warning.ContextMap()["max_size"])
+	info, err := b.Session(t.Context(), "", "live")
+	require.NoError(t, err)
+	assert.Equal(t, info.Bytes, warning.ContextMap()["bytes"])
+	require.NoError(t, b.Seal(t.Context(), "", "live"))
+	b.retain(t.Context())
+	assert.Equal(t, 1, logs.Len())
+	_, err = b.Write(t.Context(), spans("live", 3))
+	require.NoError(t, err)
+	b.retain(t.Context())
+	assert.Equal(t, 2, logs.Len(), "above again")
 }
 
 var _ component.Component = (*gpuStorage)(nil)

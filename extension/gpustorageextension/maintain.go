@@ -135,12 +135,13 @@ func (b *backend) findUnsealed(ctx context.Context) error {
 	return nil
 }
 
-// maintain seals sessions and applies retention until ctx ends.
+// maintain seals sessions, applies retention and warns of rejected rows until ctx ends.
 func (b *backend) maintain(ctx context.Context, tick *time.Ticker) {
 	defer tick.Stop()
 	for {
 		b.seal(ctx)
 		b.retain(ctx)
+		b.warnRejected()
 		select {
 		case <-ctx.Done():
 			return
@@ -181,7 +182,8 @@ func (b *backend) seal(ctx context.Context) {
 	}
 }
 
-// retain applies the limits of retention.
+// retain applies the limits of retention. Sessions that it cannot delete count for max_size too: the limit is
+// that of a disk. Once they alone exceed it, retain warns.
 func (b *backend) retain(ctx context.Context) {
 	if b.limits == (store.Retention{}) {
 		return
@@ -192,5 +194,13 @@ func (b *backend) retain(ctx context.Context) {
 	}
 	if err != nil && ctx.Err() == nil {
 		b.logger.Warn("cannot apply retention", zap.Error(err))
+	}
+	if b.limits.MaxSize == 0 || b.usage == nil {
+		return
+	}
+	size := b.usage().bytes
+	if above := size > b.limits.MaxSize; b.above.Swap(above) != above && above {
+		b.logger.Warn("store above max_size: only live, pinned and baseline sessions remain, which are not deleted",
+			zap.Int64("bytes", size), zap.Int64("max_size", b.limits.MaxSize))
 	}
 }

@@ -350,6 +350,10 @@ func TestRun_Causes(t *testing.T) {
 			row.LaunchEndNs = store.Some(p.host)
 			kernels(p, 10, 100*µs)
 		}, "pageable_copy", BoundDevice, 49 * 800 * µs},
+		"communication": {func(p *program, _ int) {
+			kernels(p, 10, 100*µs)
+			p.launch("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 800*µs)
+		}, "communication", BoundCommunication, 50 * 800 * µs},
 		"slow layer": {func(p *program, i int) {
 			kernels(p, 9, 100*µs)
 			ns := 100 * µs
@@ -384,6 +388,9 @@ func TestRun_Causes(t *testing.T) {
 				assert.Contains(t, f.Text, `in scope "load"`)
 			case "wait":
 				assert.Equal(t, "cudaStreamSynchronize", d.SyncCalls[0].Name)
+			case "communication":
+				assert.Contains(t, f.Text, "ranks that come late: see the view Ranks, or gpuflight ranks.")
+				assert.Equal(t, BoundCommunication, r.Steps.Typical.Bound)
 			case "slow layer":
 				require.Len(t, r.Steps.Outliers, 1)
 				o := r.Steps.Outliers[0]
@@ -395,6 +402,43 @@ func TestRun_Causes(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestRun_SlowSteps has more slow steps than are listed. The first step is slow too.
+func TestRun_SlowSteps(t *testing.T) {
+	p := train(1000, func(p *program, i int) {
+		kernels(p, 9, 100*µs)
+		ns := 100 * µs
+		if i%5 == 0 {
+			ns += 5 * ms
+		}
+		p.launch("layer9", ns)
+	})
+	r := run(t, p.reader(), 1000, Options{})
+	assert.Equal(t, int64(200), r.Steps.OutlierCount)
+	assert.Len(t, r.Steps.Outliers, maxOutliers)
+	require.Len(t, r.Findings, 1)
+	f := &r.Findings[0]
+	assert.Equal(t, "slow_steps", f.Kind)
+	assert.Equal(t, 199*5*ms, f.GainNs)
+	assert.Contains(t, f.Text, "Of 999 steps after the first, 199 took much longer than the median of 1 ms. ")
+	assert.Equal(t, int64(200), NewAnswer(r, 0).Steps.OutlierCount)
+}
+
+// TestRun_SlowStepOfCause has a step that is slow because of a cause of idle time.
+func TestRun_SlowStepOfCause(t *testing.T) {
+	p := train(50, func(p *program, i int) {
+		kernels(p, 10, 100*µs)
+		if i == 25 {
+			p.host += 60 * ms // it is 24 ms ahead of the device
+		}
+	})
+	r := run(t, p.reader(), 1000, Options{})
+	i := slices.IndexFunc(r.Findings, func(f Finding) bool { return f.Kind == "slow_steps" })
+	require.GreaterOrEqual(t, i, 0)
+	assert.Contains(t, r.Findings[i].Text, ": its idle time (host code) is ")
+	assert.Equal(t, "idle time (queued)", PartText("queued"))
+	assert.Equal(t, "copy", PartText("copy"))
 }
 
 func TestRun_StepsOfKernels(t *testing.T) {
@@ -498,6 +542,26 @@ func TestRun_UnknownLaunches(t *testing.T) {
 	require.Len(t, r.Findings, 1)
 	assert.Equal(t, "no_launch_times", r.Findings[0].Kind)
 	assert.Equal(t, int64(-1), d.QueueP50Ns)
+}
+
+// TestRun_UnknownLaunchBefore has a known launch after one at an unknown time. Within 100 µs of it, other code
+// of the host cannot be told from the cost of launching.
+func TestRun_UnknownLaunchBefore(t *testing.T) {
+	for _, c := range []struct {
+		host int64
+		want CauseSums
+	}{
+		{60 * µs, CauseSums{Unknown: 62 * µs, Launch: 5 * µs, Latency: 3 * µs}},
+		{300 * µs, CauseSums{Host: 302 * µs, Launch: 5 * µs, Latency: 3 * µs}},
+	} {
+		p := newProgram()
+		row := p.work(store.OpKernel, "a", 1*µs)
+		row.LaunchStartNs, row.LaunchEndNs = store.Int{}, store.Int{}
+		p.host = p.device + c.host + 2*µs
+		p.launch("b", 1*µs)
+		d := &run(t, p.reader(), 1000, Options{}).Devices[0]
+		assert.Equal(t, c.want, d.Active.Idle)
+	}
 }
 
 func TestRun_Deadline(t *testing.T) {

@@ -109,6 +109,8 @@ type AnswerSteps struct {
 	Typical  *AnswerStep     `json:"typical,omitempty"`
 	Longest  []AnswerStep    `json:"longest"`
 	Outliers []AnswerOutlier `json:"outliers"`
+	// OutlierCount is the number of all outliers, also of those that are not listed.
+	OutlierCount int64 `json:"outliers_total"`
 }
 
 // AnswerFinding is a [Finding].
@@ -142,7 +144,7 @@ func NewAnswer(found *Result, base int64) *Answer {
 	}
 	x := &found.Steps
 	a.Steps = AnswerSteps{
-		Rule: x.Rule, Name: x.Name, Device: x.Device, Count: x.Count, P50: x.P50, P95: x.P95, Max: x.Max,
+		Rule: x.Rule, Name: x.Name, Device: x.Device, Count: x.Count, P50: x.P50, P95: x.P95, Max: x.Max, OutlierCount: x.OutlierCount,
 		Longest: []AnswerStep{}, Outliers: []AnswerOutlier{},
 	}
 	if x.Typical != nil {

@@ -2,6 +2,8 @@
 
 package analysis
 
+import "strings"
+
 // Cause is why a device was idle. docs/causes.md has the rules and their order.
 type Cause uint8
 
@@ -71,6 +73,17 @@ func (c Cause) String() string { return causeNames[c] }
 
 // Text returns the cause as a phrase.
 func (c Cause) Text() string { return causeTexts[c] }
+
+// PartText returns the part of a step that an [Outlier] names as a phrase, such as "compute" and
+// "idle time (host code)".
+func PartText(part string) string {
+	var c Cause
+	if c.UnmarshalText([]byte(part)) != nil {
+		return part
+	}
+	name, _, _ := strings.Cut(c.Text(), ":")
+	return "idle time (" + name + ")"
+}
 
 // MarshalText returns the name.
 func (c Cause) MarshalText() ([]byte, error) { return []byte(causeNames[c]), nil }

@@ -212,7 +212,7 @@ func (c *codec) carry(d *carry) {
 	c.uint(&class)
 	d.last.class = min(class8(class), numClasses-1)
 	c.ints(&d.last.start)
-	c.bools(&d.last.fromHost)
+	c.bools(&d.last.launched, &d.last.fromHost)
 	c.ref(&d.last.ref)
 	elements(c, &d.calls, func(x *call) {
 		c.ints(&x.start, &x.end, &x.counted)

@@ -171,6 +171,9 @@ type walker struct {
 	ops     []pathOp // by start
 	byEnd   []int    // indices of operations that last, by end
 	calls   []pathCall
+	// unknown are starts of operations without launch times, and ends of such copies, whose calls may return
+	// then. They are sorted.
+	unknown []int64
 	parts   []PathPart // the last one first
 }
 
@@ -229,6 +232,12 @@ func (w *walker) prepare() {
 		if o.end > o.start {
 			w.byEnd = append(w.byEnd, i)
 		}
+		if !o.launched {
+			w.unknown = append(w.unknown, o.start)
+			if o.kind == PathCopy {
+				w.unknown = append(w.unknown, o.end)
+			}
+		}
 		if !o.launched || o.launchEnd <= o.launchStart {
 			continue
 		}
@@ -249,6 +258,7 @@ func (w *walker) prepare() {
 	slices.SortStableFunc(w.byEnd, func(a, b int) int {
 		return cmp.Or(cmp.Compare(w.ops[a].end, w.ops[b].end), cmp.Compare(w.ops[a].start, w.ops[b].start))
 	})
+	slices.Sort(w.unknown)
 	slices.SortStableFunc(w.calls, func(a, b pathCall) int {
 		return cmp.Or(cmp.Compare(a.end, b.end), cmp.Compare(a.start, b.start))
 	})
@@ -412,29 +422,42 @@ func (w *walker) host(t int64, launching bool) (*pathOp, int64) {
 		}
 		c := &w.calls[n]
 		end := min(c.end, t)
-		kind := PathKind(Host)
-		if launching && t-end <= LaunchGapNs {
-			kind = PathKind(Launch)
-		}
-		w.put(end, t, PathPart{Kind: kind})
+		w.other(end, t, launching)
 		if end <= w.from {
 			return nil, end
 		}
 		part := PathPart{Kind: PathKind(c.cause), Name: c.name, Spans: []Ref{c.ref}}
 		if c.cause == Sync || c.cause == CopyCall {
 			o := w.ended(end, nil)
-			if c.op >= 0 && w.ops[c.op].end <= end && w.ops[c.op].end > w.ops[c.op].start && w.ops[c.op].start < end {
+			if c.op >= 0 && w.ops[c.op].end > w.ops[c.op].start && w.ops[c.op].start < end { // it may end after the call
 				o = &w.ops[c.op]
 			}
 			if o != nil && o.end > c.start {
+				done := min(o.end, end)
 				part.Spans = append(part.Spans, o.ref)
-				w.put(o.end, end, part)
-				return o, o.end
+				w.put(done, end, part)
+				return o, done
 			}
 		}
 		w.put(c.start, end, part)
 		t, launching = c.start, true
 	}
-	w.put(w.from, t, PathPart{Kind: PathKind(Host)})
+	w.other(w.from, t, false)
 	return nil, t
+}
+
+// other adds the time of the host from the end of a known call to t, at which it launches or not. If it
+// launched at unknown times in between, nothing is known of the host up to the last of them.
+func (w *walker) other(end, t int64, launching bool) {
+	near := func(call int64) bool { return launching && t-call <= LaunchGapNs }
+	known, kind := end, PathKind(Host)
+	if near(end) {
+		kind = PathKind(Launch)
+	} else if n, _ := slices.BinarySearch(w.unknown, t); n > 0 && w.unknown[n-1] > end {
+		if known = w.unknown[n-1]; near(known) { // launch or host
+			known = t
+		}
+	}
+	w.put(known, t, PathPart{Kind: kind})
+	w.put(end, known, PathPart{Kind: PathKind(Unknown), Assumed: true})
 }

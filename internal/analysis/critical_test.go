@@ -154,6 +154,61 @@ func TestStepPath_LaunchBound(t *testing.T) {
 	assert.Equal(t, 3*µs, c.Sums[Latency])
 }
 
+// TestStepPath_PartlyKnown has launches at unknown times between two known ones.
+func TestStepPath_PartlyKnown(t *testing.T) {
+	p := newProgram()
+	forget := func(row *store.OpRow) { row.LaunchStartNs, row.LaunchEndNs = store.Int{}, store.Int{} }
+	p.launch("first", 1*µs)
+	for range 30 {
+		p.host += 10 * µs
+		forget(p.work(store.OpKernel, "tiny", 1*µs))
+	}
+	last := p.host + 3*µs // start of the last of them
+	p.host += 200 * µs
+	p.launch("next", 1*µs)
+	r := p.reader()
+	c, err := StepPath(t.Context(), FromReader(r, "", "s"), r.ops[0].StartNs, r.ops[31].StartNs, "GPU-1")
+	require.NoError(t, err)
+	checkPath(t, c, r.ops)
+	assert.Equal(t, []string{"unknown  450", "host  197", "launch next 5", "latency next 3"}, texts(c))
+	assert.Equal(t, last, c.Parts[0].EndNs)
+	assert.True(t, c.Parts[0].Assumed)
+	assert.False(t, c.Parts[1].Assumed)
+
+	// Close to the next launch, the time since is the cost of launching or other code.
+	p = newProgram()
+	p.launch("first", 1*µs)
+	p.host += 200 * µs
+	forget(p.work(store.OpKernel, "tiny", 1*µs))
+	p.host += 50 * µs
+	p.launch("next", 1*µs)
+	r = p.reader()
+	c, err = StepPath(t.Context(), FromReader(r, "", "s"), r.ops[0].StartNs, r.ops[2].StartNs, "GPU-1")
+	require.NoError(t, err)
+	checkPath(t, c, r.ops)
+	assert.Equal(t, []string{"unknown  252", "launch next 5", "latency next 3"}, texts(c))
+}
+
+// TestStepPath_Copy has a copy of pageable memory whose call returns shortly before its end.
+func TestStepPath_Copy(t *testing.T) {
+	p := newProgram()
+	p.launch("a", 10*µs)
+	p.host = p.device + 200*µs
+	row := p.work(store.OpCopy, "memcpy HtoD", 800*µs, []store.Attr{
+		{Key: semconv.CUDAMemcpyKind, Value: store.Value{Kind: store.KindString, Str: "HtoD"}},
+		{Key: semconv.CUDAMemcpySourceKind, Value: store.Value{Kind: store.KindString, Str: "pageable"}},
+	}...)
+	p.host = row.EndNs - 2*µs
+	row.LaunchEndNs = store.Some(p.host)
+	p.host += 20 * µs
+	p.launch("b", 10*µs)
+	r := p.reader()
+	c, err := StepPath(t.Context(), FromReader(r, "", "s"), r.ops[0].StartNs, r.ops[2].StartNs, "GPU-1")
+	require.NoError(t, err)
+	checkPath(t, c, r.ops)
+	assert.Equal(t, []string{"host  210", "copy_call memcpy HtoD 8", "copy memcpy HtoD 798", "launch  20", "launch b 5", "latency b 3"}, texts(c))
+}
+
 func TestStepPath_TooLong(t *testing.T) {
 	p := newProgram()
 	row := *p.row(store.OpKernel, "k", 1, 2)

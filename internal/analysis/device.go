@@ -289,6 +289,15 @@ func (d *device) gap(a, b int64, w *work) {
 	d.keep(&g, w)
 }
 
+// returned is the latest time at which the call that launched the last operation can have returned, if its
+// times are unknown.
+func (d *device) returned() int64 {
+	if d.last.class == classCopy {
+		return d.lastEnd
+	}
+	return d.last.start
+}
+
 // launchParts attributes the time from the launch to the start.
 func (d *device) launchParts(w *work, launch, done, b int64, idle *CauseSums) {
 	switch in := done - launch; {
@@ -357,8 +366,12 @@ func (d *device) hostParts(a, launch int64, w *work, g *Gap, hostFrom, hostTo *i
 			}
 		}
 	}
-	if latest > 0 && w.launchStart-latest <= LaunchGapNs {
+	switch {
+	case latest > 0 && max(w.launchStart-latest, *hostTo-*hostFrom) <= LaunchGapNs:
 		g.Idle[Launch] += rest
+		return
+	case d.any && !d.last.launched && w.launchStart-d.returned() <= LaunchGapNs:
+		g.Idle[Unknown] += rest // launch or host
 		return
 	}
 	if d.requests {

@@ -107,7 +107,8 @@ func deviceFindings(d *Device) []Finding {
 	add("exposed_copy", "time with copies or sets and no kernels, except of pageable memory",
 		"the device only copied", "Copy in another stream during kernels of the step before.", d.Active.CopyNs-pageable, refs(d.copies))
 	add("communication", "time with communication and no other kernels",
-		"the device only communicated", "Overlap communication with compute: smaller buckets, another stream, less data.", d.Active.CommunicationNs, refs(d.comms))
+		"the device only communicated",
+		"This can include waits for ranks that come late: see the view Ranks, or gpuflight ranks. Overlap the rest with compute: smaller buckets, another stream, less data.", d.Active.CommunicationNs, refs(d.comms))
 	var small, ns, count int64
 	var evidence []Ref
 	for _, k := range d.small {
@@ -165,31 +166,19 @@ func refs(r Ref) []Ref {
 
 // stepFindings returns the advice about slow steps.
 func stepFindings(s *Steps) []Finding {
-	if len(s.Outliers) == 0 || s.WallNs < minActiveNs {
+	gain, total := s.lateNs, s.WallNs
+	if s.lateCount == 0 || total < minActiveNs || float64(gain) < minStepGain*float64(total) {
 		return nil
 	}
-	var gain int64
 	list := []Ref{}
 	for i := range s.Outliers {
-		// The first step includes the start.
-		if s.Outliers[i].Number == 1 {
-			continue
-		}
-		gain += s.Outliers[i].ExcessNs
-		if len(list) < maxEvidence {
+		if s.Outliers[i].Number != 1 && len(list) < maxEvidence {
 			list = append(list, s.Outliers[i].First)
 		}
-	}
-	if len(list) == 0 {
-		return nil
 	}
 	o := &s.Outliers[0]
 	if o.Number == 1 {
 		o = &s.Outliers[1]
-	}
-	total := s.WallNs
-	if float64(gain) < minStepGain*float64(total) {
-		return nil
 	}
 	kernel := ""
 	if o.Kernel != "" {
@@ -198,8 +187,8 @@ func stepFindings(s *Steps) []Finding {
 	return []Finding{{
 		Kind: "slow_steps", Device: s.Device, GainNs: gain, OfNs: total, FloorNs: total - gain, Evidence: list,
 		Share: float64(gain) / float64(max(total, 1)), Formula: "sum of wall − median wall over the outliers except the first step",
-		Text: fmt.Sprintf("Of %d steps, %d took much longer than the median of %s. Number %d (%s) took %s: its %s is %s above the median%s.",
-			s.Count, len(s.Outliers), Duration(s.P50.WallNs), o.Number, o.Name, Duration(o.WallNs), o.Part, Duration(o.PartExcessNs), kernel),
+		Text: fmt.Sprintf("Of %d steps after the first, %d took much longer than the median of %s. Number %d (%s) took %s: its %s is %s above the median%s.",
+			s.Count-1, s.lateCount, Duration(s.P50.WallNs), o.Number, o.Name, Duration(o.WallNs), PartText(o.Part), Duration(o.PartExcessNs), kernel),
 	}}
 }
 

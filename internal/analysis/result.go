@@ -166,39 +166,41 @@ type Gap struct {
 // Bound says what limits a device or a step.
 type Bound string
 
-// Bounds, in the order in which they are tested, on the active interval. Host causes are sync,
-// allocator, copy_call, slow_launch, launch and host.
+// Bounds, in the active interval. BoundDevice is tested first. Of the others, that with the most time holds.
 const (
-	// BoundUnknown: there are no kernels. Or the device is busy for less than [DeviceBusy] of the time, and
-	// most idle time is unknown or nothing was queued in it.
+	// BoundUnknown: no work, or idle time by cause unknown or nothing_queued.
 	BoundUnknown Bound = "unknown"
-	// BoundDevice: busy for at least [DeviceBusy] of the time.
+	// BoundDevice: compute and copies for at least [DeviceBusy] of the time.
 	BoundDevice Bound = "device"
-	// BoundLaunch: launch and latency are the larger part of the idle time.
+	// BoundLaunch: idle time by launch, latency and slow_launch.
 	BoundLaunch Bound = "launch"
-	// BoundHost: the causes of the host are the larger part.
+	// BoundHost: idle time by sync, allocator, copy_call and host.
 	BoundHost Bound = "host"
-	// BoundDependency: other causes are.
+	// BoundCommunication: communication without compute and copies. It includes waits for other ranks.
+	BoundCommunication Bound = "communication"
+	// BoundDependency: idle time by queued and start_up.
 	BoundDependency Bound = "dependency"
 )
 
-// DeviceBusy is the share of busy time from which a device limits the program.
+// DeviceBusy is the share of compute and copies from which a device limits the program.
 const DeviceBusy = 0.85
 
 func (p *Parts) bound() Bound {
 	switch {
 	case p.WallNs <= 0 || p.BusyNs() == 0:
 		return BoundUnknown
-	case float64(p.BusyNs()) >= DeviceBusy*float64(p.WallNs):
+	case float64(p.ComputeNs+p.CopyNs) >= DeviceBusy*float64(p.WallNs):
 		return BoundDevice
 	}
 	i := &p.Idle
 	launch := i[Launch] + i[Latency] + i[SlowLaunch]
 	host := i[Sync] + i[Allocator] + i[CopyCall] + i[Host]
 	other := i[Queued] + i[StartUp]
-	switch most := max(launch, host, other, i[Unknown], i[NothingQueued]); most {
+	switch most := max(launch, host, other, p.CommunicationNs, i[Unknown], i[NothingQueued]); most {
 	case i[Unknown], i[NothingQueued]:
 		return BoundUnknown
+	case p.CommunicationNs:
+		return BoundCommunication
 	case launch:
 		return BoundLaunch
 	case host:

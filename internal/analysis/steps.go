@@ -36,9 +36,14 @@ type Steps struct {
 	Max StepValues
 	// Typical is the step with the median wall, nil without steps.
 	Typical *Step
-	// Longest are the longest steps, Outliers those that [IsOutlier] describes, by wall.
+	// Longest are the longest steps, Outliers the longest outliers, at most 20.
 	Longest  []Step
 	Outliers []Outlier
+	// OutlierCount is the number of all outliers.
+	OutlierCount int64
+	// lateCount and lateNs are the number and the excess of all outliers except the first step, which
+	// includes the start.
+	lateCount, lateNs int64
 	// More says that the interval has more than 200,000 steps. The first ones count.
 	More bool
 }
@@ -292,8 +297,19 @@ func (l *stepList) result(rule, name, device string) Steps {
 	out.Typical = &l.list[order[len(order)/2]]
 	for _, i := range order[:min(len(order), maxListedSteps)] {
 		out.Longest = append(out.Longest, l.list[i])
-		if l.list[i].WallNs > limit && len(out.Outliers) < maxOutliers {
-			out.Outliers = append(out.Outliers, l.outlier(&l.list[i], &out.P50))
+	}
+	for _, i := range order {
+		o := &l.list[i]
+		if o.WallNs <= limit {
+			break
+		}
+		out.OutlierCount++
+		if o.Number != 1 {
+			out.lateCount++
+			out.lateNs += o.WallNs - median
+		}
+		if len(out.Outliers) < maxOutliers {
+			out.Outliers = append(out.Outliers, l.outlier(o, &out.P50))
 		}
 	}
 	return out

@@ -316,7 +316,7 @@ func (s *SessionCauses) write(out io.Writer, width int) {
 
 var boundTexts = map[analysis.Bound]string{
 	analysis.BoundDevice: "limited by the device, not launch-bound", analysis.BoundLaunch: "launch-bound: limited by launches",
-	analysis.BoundHost: "limited by the host, not by launches", analysis.BoundDependency: "limited by dependencies", analysis.BoundUnknown: "limit unknown",
+	analysis.BoundHost: "limited by the host, not by launches", analysis.BoundCommunication: "limited by communication, or waits for other ranks", analysis.BoundDependency: "limited by dependencies", analysis.BoundUnknown: "limit unknown",
 }
 
 func share(ns, of int64) string {
@@ -376,7 +376,7 @@ func stepsTitle(s *analysis.Steps) string {
 	if s.Rule == "kernels" {
 		begin = "each from one kernel to the next one of"
 	}
-	return fmt.Sprintf("%s steps, %s %q", Count(uint64(s.Count)), begin, Shorten(s.Name))
+	return fmt.Sprintf("%s steps, %s %q. Typical: %s", Count(uint64(s.Count)), begin, Shorten(s.Name), boundTexts[s.Typical.Bound])
 }
 
 // stepParts are the values of a step that are shown.
@@ -400,7 +400,7 @@ func stepName(s *analysis.Steps, step *analysis.Step) string {
 }
 
 func slowReason(o *analysis.Outlier) string {
-	reason := fmt.Sprintf("%s: +%s", o.Part, Time(time.Duration(o.PartExcessNs)))
+	reason := fmt.Sprintf("%s: +%s", analysis.PartText(o.Part), Time(time.Duration(o.PartExcessNs)))
 	if o.Kernel != "" {
 		reason += fmt.Sprintf(", +%s in %s", Time(time.Duration(o.KernelExcessNs)), compact(clean(o.Kernel, 1000)))
 	}
@@ -420,14 +420,14 @@ func writeSteps(out io.Writer, s *analysis.Steps, width int) {
 		}
 	}
 	t.write(out, width)
-	t = table{head: []string{"WALL", "OVER P50", "STEP", "SLOW BECAUSE OF MORE"}}
+	t = table{head: []string{"WALL", "OVER P50", "LIMIT", "STEP", "SLOW BECAUSE OF MORE"}}
 	for i := range s.Outliers {
 		o := &s.Outliers[i]
 		if i == shownOutliers {
-			t.add("", "", "", fmt.Sprintf("(%d more slow steps)", len(s.Outliers)-i))
+			t.add("", "", "", "", fmt.Sprintf("(%d more slow steps)", s.OutlierCount-int64(i)))
 			break
 		}
-		t.add(Time(time.Duration(o.WallNs)), "+"+Time(time.Duration(o.ExcessNs)), stepName(s, &o.Step), slowReason(o))
+		t.add(Time(time.Duration(o.WallNs)), "+"+Time(time.Duration(o.ExcessNs)), string(o.Bound), stepName(s, &o.Step), slowReason(o))
 	}
 	t.write(out, width)
 	fmt.Fprintln(out)

@@ -67,6 +67,7 @@ type htmlSteps struct {
 	Bars              []htmlBar
 	Rows              []htmlQuantiles
 	Slow              []htmlSlow
+	MoreSlow          int64
 	Paths             []htmlPath
 }
 
@@ -87,8 +88,8 @@ type htmlQuantiles struct {
 }
 
 type htmlSlow struct {
-	Name, Reason, Span string
-	WallNs, ExcessNs   int64
+	Name, Reason, Span, Limit string
+	WallNs, ExcessNs          int64
 }
 
 type htmlKernel struct{ Time, Share, Calls, Mean, Max, Name, Full, Shape, Span string }
@@ -208,8 +209,9 @@ func htmlStepsOf(s *analysis.Steps) *htmlSteps {
 	}
 	for i := range s.Outliers {
 		o := &s.Outliers[i]
-		h.Slow = append(h.Slow, htmlSlow{stepName(s, &o.Step), slowReason(o), analysis.SpanText(o.First.Span), o.WallNs, o.ExcessNs})
+		h.Slow = append(h.Slow, htmlSlow{stepName(s, &o.Step), slowReason(o), analysis.SpanText(o.First.Span), string(o.Bound), o.WallNs, o.ExcessNs})
 	}
+	h.MoreSlow = s.OutlierCount - int64(len(s.Outliers))
 	steps := slices.Clone(s.Longest)
 	slices.SortFunc(steps, func(a, b analysis.Step) int { return cmp.Compare(a.Number, b.Number) })
 	h.ChartTitle = "All steps in their order."

@@ -35,7 +35,8 @@ type jsonAnalysis struct {
 	Session string `json:"session"`
 	Service string `json:"service"`
 	*analysis.Answer
-	// Paths are the critical paths of the typical step and of the first outlier.
+	// Paths are the critical paths of the typical step and of the first outlier: openapi.yaml describes them
+	// as CriticalPath.
 	Paths []jsonPath `json:"critical_paths"`
 }
 

@@ -11,6 +11,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/pmetric"
 
+	"github.com/gpuflight/gpuflight/internal/analysis"
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 )
 
@@ -28,11 +29,18 @@ func TestRanks_NCCL(t *testing.T) {
 	require.Len(t, got.Ranks, 2)
 	assert.Equal(t, 743, got.Total)
 
-	// NCCL ends ncclCommInitRankConfig with a payload. It is in the first step.
 	alone, problem, err := c.Results(t.Context())
 	require.NoError(t, err)
 	require.Empty(t, problem)
 	require.Len(t, alone, 2)
+	// In most steps, rank 0 waits for rank 1 inside its kernels. NCCL starts in the first one, which is code of the
+	// host, though calls of the runtime are in it.
+	assert.Equal(t, analysis.BoundCommunication, alone[0].Steps.Typical.Bound)
+	assert.Equal(t, analysis.BoundHost, alone[0].Devices[0].Bound)
+	require.Greater(t, len(alone[0].Findings), 1)
+	assert.Equal(t, "host", alone[0].Findings[0].Kind)
+	assert.Equal(t, "communication", alone[0].Findings[1].Kind)
+	// NCCL ends ncclCommInitRankConfig with a payload. It is in the first step.
 	counts := map[string]int64{}
 	for _, s := range c.Scopes() {
 		counts[strings.Join(s.Path, " > ")] = s.Count

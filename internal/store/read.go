@@ -143,7 +143,7 @@ type Admin interface {
 	// sealed session that ends with the day.
 	Retain(ctx context.Context, limits Retention) ([]Deleted, error)
 	// Export writes a session to a new file, and Import adds a session from such a file. The file
-	// has the format of a DuckDB segment.
+	// has the format of a DuckDB segment. A session that the store did not have is pinned.
 	Export(ctx context.Context, project, session, file string) error
 	Import(ctx context.Context, project, file string) (session string, err error)
 }

@@ -29,14 +29,12 @@ func stepRecordings(t *testing.T) (paths []string) {
 	t.Helper()
 	paths, err := filepath.Glob("../../../test/gpu/causes/recordings/*.gz")
 	require.NoError(t, err)
+	require.NotEmpty(t, paths)
 	const log = "../../../../shared/logs/c2-h200-engines"
 	if _, err := os.Stat(log); err == nil {
 		paths = append(paths, log)
 	} else {
 		t.Log("without the recording of ../shared/logs, which is absent")
-	}
-	if len(paths) == 0 {
-		t.Skip("no recordings: test/gpu/causes/run.py makes them on a machine with a GPU")
 	}
 	return paths
 }

@@ -273,7 +273,8 @@ func (s *Store) size(ctx context.Context) (total int64, row float64, err error) 
 }
 
 // Retain implements [store.Admin]. It ignores MinFree, because the disk belongs to the server. Sizes are
-// estimates: ClickHouse frees the space of deleted rows when it merges parts.
+// estimates: ClickHouse frees the space of deleted rows when it merges parts. A session that it cannot delete
+// does not keep it from deleting others.
 func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted, error) {
 	if err := s.check(ctx); err != nil {
 		return nil, fmt.Errorf("retain: %w", err)
@@ -284,6 +285,7 @@ func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted,
 	ctx, cancel := context.WithTimeout(ctx, longTimeout)
 	defer cancel()
 	var deleted []store.Deleted
+	var failed error // the first
 	total, row, err := s.size(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("retain: %w", err)
@@ -313,12 +315,16 @@ func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted,
 				continue
 			}
 			if err := rule.apply(ctx, u); err != nil {
-				return deleted, fmt.Errorf("retain: %w", err)
+				failed = cmp.Or(failed, fmt.Errorf("retain: session %q of project %q: %w", u.view.key.session, u.view.key.project, err))
+				if ctx.Err() != nil {
+					return deleted, failed
+				}
+				continue
 			}
 			bytes := int64(float64(u.rows) * row)
 			total -= bytes
 			deleted = append(deleted, store.Deleted{Project: u.view.key.project, Session: u.view.key.session, Reason: rule.reason, Bytes: bytes})
 		}
 	}
-	return deleted, nil
+	return deleted, failed
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -87,12 +88,37 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("read tables: %w: %w", store.ErrRetry, err)
 	}
-	for _, t := range allTables() {
-		if s.types[t] == nil {
-			return nil, fmt.Errorf("table %s does not exist: run config/clickhouse/gpu.sql or set create_schema", t)
-		}
+	if err = checkTables(s.types); err != nil {
+		return nil, err
 	}
 	return s, nil
+}
+
+// createTable matches a statement of the schema, and column a line of it with a column. Names of indexes
+// begin in lower case.
+var (
+	createTable = regexp.MustCompile(`(?s)^CREATE TABLE IF NOT EXISTS (\w+)\n\((.*)\n\)`)
+	column      = regexp.MustCompile(`(?m)^    (\w+) [A-Z]`)
+)
+
+// checkTables reports a table or column of the schema that is absent in a database with the given columns.
+func checkTables(types map[string]map[string]string) error {
+	for _, statement := range statements(schema.GPU) {
+		m := createTable.FindStringSubmatch(statement)
+		if m == nil {
+			continue
+		}
+		table := types[m[1]]
+		if table == nil {
+			return fmt.Errorf("table %s does not exist: run config/clickhouse/gpu.sql or set create_schema", m[1])
+		}
+		for _, c := range column.FindAllStringSubmatch(m[2], -1) {
+			if table[c[1]] == "" {
+				return fmt.Errorf("table %s of another build lacks the column %s: configure a new database", m[1], c[1])
+			}
+		}
+	}
+	return nil
 }
 
 // statements splits a script.

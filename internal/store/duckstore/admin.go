@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -148,7 +147,8 @@ func (s *Store) Delete(ctx context.Context, project, id string) error {
 	return nil
 }
 
-// remove deletes segments of a session. Running queries end first.
+// remove deletes segments of a session. Running queries end first. After an error, the session has the
+// segments that are left.
 func (s *Store) remove(ctx context.Context, sess *session, segments []*segment) error {
 	k := sessionKey{sess.project, sess.id}
 	if l := s.journal.backlog(k); l != nil && sess.id != "" {
@@ -167,11 +167,19 @@ func (s *Store) remove(ctx context.Context, sess *session, segments []*segment) 
 	}
 	s.mu.Unlock()
 	s.removeSnapshots(func(x *snapshot) bool { return x.key == sessionKey{sess.project, sess.id} })
-	for _, seg := range segments {
-		if err := s.detach(context.WithoutCancel(ctx), seg); err != nil {
-			return err
+	for i, seg := range segments {
+		err := s.detach(context.WithoutCancel(ctx), seg)
+		if err == nil {
+			err = removeFile(seg.file)
 		}
-		if err := removeFile(seg.file); err != nil {
+		if err != nil {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			sess.segments = slices.Concat(sess.segments, segments[i:])
+			slices.SortFunc(sess.segments, func(a, b *segment) int { return cmp.Compare(a.from, b.from) })
+			sess.summarize()
+			sess.version++
+			s.sessions[k] = sess
 			return err
 		}
 	}
@@ -287,7 +295,7 @@ func (s *Store) units() []unit {
 	return units
 }
 
-// Retain implements [store.Admin].
+// Retain implements [store.Admin]. A session that it cannot delete does not keep it from deleting others.
 func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("retain: %w", err)
@@ -305,6 +313,7 @@ func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted,
 		}
 	}
 	var deleted []store.Deleted
+	var failed error // the first
 	now := time.Now().UnixNano()
 	var total int64
 	if l.MaxSize > 0 {
@@ -333,28 +342,32 @@ func (s *Store) Retain(ctx context.Context, l store.Retention) ([]store.Deleted,
 			if err == nil {
 				err = ctx.Err()
 			}
-			size := u.size()
-			switch {
-			case err != nil || !exceeded:
-			case rule.reason == rawMaxAge:
-				if err = s.dropRows(ctx, u); err != nil {
-					err = s.failed(ctx, u.sess, err)
-				}
-				size -= u.size()
-			default:
-				err = s.remove(ctx, u.sess, u.segments)
-			}
 			if err != nil {
 				return deleted, fmt.Errorf("retain: %w", err)
 			}
-			if exceeded {
-				total -= size
-				s.deleted.Add(1)
-				deleted = append(deleted, store.Deleted{Project: u.sess.project, Session: u.sess.id, Reason: rule.reason, Bytes: size})
+			if !exceeded {
+				continue
 			}
+			size := u.size()
+			switch rule.reason {
+			case rawMaxAge:
+				if err = s.dropRows(ctx, u); err != nil {
+					err = s.failed(ctx, u.sess, err)
+				}
+			default:
+				err = s.remove(ctx, u.sess, u.segments)
+			}
+			size -= u.size()
+			total -= size
+			if err != nil {
+				failed = cmp.Or(failed, fmt.Errorf("retain: session %q of project %q: %w", u.sess.id, u.sess.project, err))
+				continue
+			}
+			s.deleted.Add(1)
+			deleted = append(deleted, store.Deleted{Project: u.sess.project, Session: u.sess.id, Reason: rule.reason, Bytes: size})
 		}
 	}
-	return deleted, nil
+	return deleted, failed
 }
 
 // Export implements [store.Admin]. It merges the segments of the session. The file must not exist.
@@ -365,7 +378,10 @@ func (s *Store) Export(ctx context.Context, project, id, file string) error {
 	}
 	defer v.close()
 	// DuckDB may only write below the directory of the store.
-	building := filepath.Join(s.dir, "export-"+strconv.FormatInt(time.Now().UnixNano(), 10)+".new")
+	building, err := s.scratch(".new")
+	if err != nil {
+		return fmt.Errorf("export: %w", err)
+	}
 	defer func() { _ = removeFile(building) }()
 	meta := map[string]string{"schema_version": strconv.Itoa(schemaVersion()), "project": "", "session": id,
 		"segment": "1", "from_ns": "0", "sealed": "1"}

@@ -211,7 +211,7 @@ func (s *Store) verify(ctx context.Context, seg *segment) error {
 var errChild = errors.New("DuckDB cannot read it")
 
 // readFiles starts children that read files, and calls each with the responses for file i. A file that
-// ends a child gets a response with Err.
+// ends a child gets a response with Err. It is temporary if the system killed the child.
 func readFiles(ctx context.Context, r request, each func(i int, a *response) error) error {
 	for _, v := range versions {
 		r.Schemas = append(r.Schemas, v.schema)
@@ -224,7 +224,8 @@ func readFiles(ctx context.Context, r request, each func(i int, a *response) err
 		var crash *crashError
 		switch {
 		case errors.As(err, &crash):
-			if err = each(done, &response{Err: fmt.Sprintf("%v: %s", errChild, crash.text)}); err != nil {
+			a := &response{Err: fmt.Sprintf("%v: %s", errChild, crash.text), Temporary: crash.killed}
+			if err = each(done, a); err != nil {
 				return err
 			}
 			done++
@@ -236,7 +237,10 @@ func readFiles(ctx context.Context, r request, each func(i int, a *response) err
 }
 
 // crashError says that a child ended before its last response.
-type crashError struct{ text string }
+type crashError struct {
+	text   string
+	killed bool // by SIGKILL, as the kernel does if memory is short
+}
 
 func (e *crashError) Error() string { return e.text }
 
@@ -293,9 +297,12 @@ func readSome(ctx context.Context, r request, each func(i int, a *response) erro
 		if ctx.Err() != nil {
 			return done, ctx.Err()
 		}
-		return done, &crashError{log.reason(waitErr)}
+		if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() && status.Signal() == syscall.SIGKILL {
+			return done, &crashError{"its process was killed, probably for lack of memory", true}
+		}
+		return done, &crashError{text: log.reason(waitErr)}
 	}
-	return done, &crashError{"no progress for " + childTimeout.String()}
+	return done, &crashError{text: "no progress for " + childTimeout.String()}
 }
 
 // tail keeps the first bytes that a child writes to its standard error.

@@ -7,6 +7,9 @@ package duckstore
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -107,4 +110,76 @@ func TestStore_DiskFull(t *testing.T) {
 			}
 		})
 	}
+}
+
+// killChildren kills the processes that this one started.
+func killChildren(t *testing.T) {
+	names, err := filepath.Glob("/proc/[0-9]*/stat")
+	require.NoError(t, err)
+	for _, name := range names {
+		b, err := os.ReadFile(name)
+		if err != nil {
+			continue // it ended
+		}
+		var pid, parent int
+		var state string
+		_, after, _ := strings.Cut(string(b), ") ")
+		_, err = fmt.Sscan(after, &state, &parent)
+		require.NoError(t, err)
+		_, err = fmt.Sscan(string(b), &pid)
+		require.NoError(t, err)
+		if parent == os.Getpid() {
+			require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
+		}
+	}
+}
+
+// TestReadFiles_Killed kills a process that reads a file. That says nothing about the file.
+func TestReadFiles_Killed(t *testing.T) {
+	dir := t.TempDir()
+	s := openStore(t, Config{Directory: dir})
+	write(t, s, batch("a", 1e18, 100_000)) // more than a pipe holds
+	require.NoError(t, s.Close(t.Context()))
+	var last response
+	batches := 0
+	err := readFiles(t.Context(), request{Files: []string{segmentOf(dir, "a")}, Rows: true}, func(_ int, a *response) error {
+		if batches++; batches == 1 {
+			killChildren(t)
+		}
+		last = *a
+		return nil
+	})
+	require.NoError(t, err)
+	assert.Equal(t, response{Err: "DuckDB cannot read it: its process was killed, probably for lack of memory", Temporary: true}, last)
+}
+
+// TestRetain_MinFree has one pinned and two other sessions on a small disk, and asks for the space of one more.
+func TestRetain_MinFree(t *testing.T) {
+	ctx := context.Background()
+	dir, _ := smallDisk(t, 64<<20)
+	s := openStore(t, Config{Directory: dir})
+	for i, id := range []string{"pinned", "oldest", "newest"} {
+		write(t, s, batch(id, 1e18+int64(i)*1e9, 20_000))
+		require.NoError(t, s.Seal(ctx, "", id))
+	}
+	require.NoError(t, s.Pin(ctx, "", "pinned", true))
+	require.NoError(t, s.detach(ctx, s.sessions[sessionKey{"", "pinned"}].segments[0])) // writes its log to its file
+	var st syscall.Statfs_t
+	require.NoError(t, syscall.Statfs(dir, &st))
+	free := int64(st.Bavail) * st.Bsize
+	deleted, err := s.Retain(ctx, store.Retention{MinFree: free})
+	require.NoError(t, err)
+	assert.Empty(t, deleted)
+	deleted, err = s.Retain(ctx, store.Retention{MinFree: free + 1})
+	require.NoError(t, err)
+	require.Len(t, deleted, 1)
+	assert.Positive(t, deleted[0].Bytes)
+	deleted[0].Bytes = 0
+	assert.Equal(t, store.Deleted{Session: "oldest", Reason: "min_free"}, deleted[0])
+	deleted, err = s.Retain(ctx, store.Retention{MinFree: 1 << 40})
+	require.NoError(t, err)
+	require.Len(t, deleted, 1)
+	assert.Equal(t, "newest", deleted[0].Session)
+	_, err = s.Session(ctx, "", "pinned")
+	require.NoError(t, err)
 }

@@ -9,10 +9,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"time"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/keys"
@@ -23,8 +20,9 @@ const importRows = 20_000
 
 // Import implements [store.Admin]. A process of its own opens the file and checks all rows before it
 // sends the first one. The rows are then written like others. So importing a session again changes
-// nothing, and importing one that exists adds the rows that are missing. After an error such as a full
-// disk, a part of the rows may be stored.
+// nothing, and importing one that exists adds the rows that are missing. A new session is pinned, because
+// retention would soon delete an old one. After an error such as a full disk, a part of the rows may be
+// stored.
 func (s *Store) Import(ctx context.Context, project, file string) (string, error) {
 	session, err := s.importFile(ctx, project, file)
 	if err != nil {
@@ -42,6 +40,7 @@ func (s *Store) importFile(ctx context.Context, project, file string) (string, e
 		return "", err
 	}
 	session, seal, old := "", false, false
+	pinned := true // a session that exists stays as it is
 	var meta map[string]string
 	read := func(_ int, a *response) error {
 		switch {
@@ -74,7 +73,7 @@ func (s *Store) importFile(ctx context.Context, project, file string) (string, e
 				}
 				seal = sealed
 			} else {
-				seal = true
+				seal, pinned = true, false
 			}
 		}
 		a.Batch.Project = project
@@ -83,6 +82,10 @@ func (s *Store) importFile(ctx context.Context, project, file string) (string, e
 		}
 		keys.Set(a.Batch)
 		r, err := s.Write(ctx, []*store.Batch{a.Batch})
+		if err == nil && !pinned {
+			pinned = true
+			err = s.Pin(ctx, project, session, true)
+		}
 		if err == nil && r.Rejected > 0 {
 			err = fmt.Errorf("session %q cannot hold %d rows", session, r.Rejected)
 		}
@@ -91,7 +94,10 @@ func (s *Store) importFile(ctx context.Context, project, file string) (string, e
 	err = readFiles(ctx, request{Files: []string{path}, Rows: true}, read)
 	if err == nil && old {
 		// The store changes a copy. DuckDB may only write below the directory of the store.
-		migrated := filepath.Join(s.dir, "import-"+strconv.FormatInt(time.Now().UnixNano(), 10)+".new")
+		var migrated string
+		if migrated, err = s.scratch(".new"); err != nil {
+			return "", err
+		}
 		defer func() { _ = removeFile(migrated) }()
 		if err = copyNew(path, migrated); err == nil {
 			err = s.migrate(ctx, migrated)

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -55,6 +56,10 @@ func TestImport_Twice(t *testing.T) {
 		info, err := to.Session(ctx, "team", session)
 		require.NoError(t, err)
 		assert.True(t, info.Sealed)
+		assert.True(t, info.Pinned)
+		deleted, err := to.Retain(ctx, store.Retention{MaxAge: time.Second})
+		require.NoError(t, err)
+		assert.Empty(t, deleted)
 		info.Bytes = 0
 		infos = append(infos, info)
 	}
@@ -65,11 +70,17 @@ func TestImport_Twice(t *testing.T) {
 	assert.Equal(t, want.Resource, infos[0].Resource)
 	assert.Equal(t, infos[0], infos[1], "the second import changes nothing")
 	assert.Zero(t, to.Stats().Rejected)
-	sameRows(t, from, to, session)
+	sameRows(t, from, "", to, "team", session)
+	require.NoError(t, to.Pin(ctx, "team", session, false))
+	_, err = to.Import(ctx, "team", file)
+	require.NoError(t, err)
+	info, err := to.Session(ctx, "team", session)
+	require.NoError(t, err)
+	assert.False(t, info.Pinned, "of a session that existed")
 }
 
 // sameRows compares rows and statistics of a session in two projects.
-func sameRows(t *testing.T, from, to *Store, session string) {
+func sameRows(t *testing.T, want *Store, wantProject string, got *Store, gotProject, session string) {
 	ctx := context.Background()
 	// The encoding also compares NaN and what pointers refer to.
 	ask := func(s *Store, project string) (answers [][]byte) {
@@ -96,7 +107,7 @@ func sameRows(t *testing.T, from, to *Store, session string) {
 		}
 		return answers
 	}
-	a, b := ask(to, "team"), ask(from, "")
+	a, b := ask(got, gotProject), ask(want, wantProject)
 	require.Len(t, a, len(b))
 	for i := range b {
 		assert.True(t, bytes.Equal(b[i], a[i]), "answer %d", i)

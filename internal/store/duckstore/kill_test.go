@@ -30,13 +30,23 @@ const killDirectory = "GPUFLIGHT_TEST_KILL_DIRECTORY"
 
 // deliver writes a training run from its start, in batches of another size for each seed, and seals
 // it now and then. With some seeds it writes to the journal first. Rollups are merged often. Each write
-// has another batch too, if a is not nil.
+// has another batch too, if a is not nil. Between them it writes all kinds of rows in mixedCalls.
 func deliver(ctx context.Context, s *Store, seed uint64, a *acknowledged) error {
 	g, r := storetest.NewTraining(0), rand.New(rand.NewPCG(seed, 1))
 	s.write.Lock()
 	s.maxPartial, s.directSessions, s.settleInterval = 5000, r.IntN(2)*directSessions, time.Duration(r.IntN(100))*time.Millisecond
 	s.write.Unlock()
-	for steps := 60; steps > 0; {
+	mixed := mixedCalls()
+	for steps := 60; steps > 0 || len(mixed) > 0; {
+		if len(mixed) > 0 {
+			if _, err := s.Write(ctx, mixed[0]); err != nil {
+				return err
+			}
+			mixed = mixed[1:]
+		}
+		if steps == 0 {
+			continue
+		}
 		n := min(1+r.IntN(5), steps)
 		steps -= n
 		batches := []*store.Batch{g.Batch(n)}
@@ -58,6 +68,12 @@ func deliver(ctx context.Context, s *Store, seed uint64, a *acknowledged) error 
 		}
 	}
 	return nil
+}
+
+// mixedCalls returns random data of all kinds, with equal rows in an equal order in each call. So the last
+// version of a point is the same after each complete delivery.
+func mixedCalls() [][]*store.Batch {
+	return storetest.Deliver(storetest.Generate(11, storetest.Options{Sessions: 1, Ops: 300}), 5)
 }
 
 // ackedRows is the number of rows of each batch of the session "acknowledged".
@@ -156,8 +172,26 @@ func TestStore_Killed(t *testing.T) {
 		_, err := want.Write(ctx, []*store.Batch{g.Batch(1)})
 		require.NoError(t, err)
 	}
+	for _, call := range mixedCalls() {
+		_, err := want.Write(ctx, call)
+		require.NoError(t, err)
+	}
 	sameAnswers(t, s, want)
 	rollupsEqualRows(t, s, "training")
+	const session = "session-00"
+	sameRows(t, want, "", s, "", session)
+	info, err := s.Session(ctx, "", session)
+	require.NoError(t, err)
+	for _, table := range rowTables {
+		assert.Positive(t, info.Counts[table], table)
+	}
+	for _, session := range []string{session, "training"} {
+		stacks, err := s.Stacks(ctx, store.StackQuery{Session: session})
+		require.NoError(t, err)
+		wantStacks, err := want.Stacks(ctx, store.StackQuery{Session: session})
+		require.NoError(t, err)
+		assert.Equal(t, wantStacks, stacks, session)
+	}
 }
 
 // sameAnswers compares what two stores with the same rows answer. Ids of lanes and shapes may differ.

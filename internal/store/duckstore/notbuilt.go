@@ -16,7 +16,7 @@ type Store struct{ store.Store }
 
 // Open returns an error that wraps [store.ErrNotBuilt].
 func Open(context.Context, Config) (*Store, error) {
-	return nil, fmt.Errorf("open DuckDB store: %w: build with cgo", store.ErrNotBuilt)
+	return nil, fmt.Errorf("open DuckDB store: %w: build with cgo on Linux or macOS", store.ErrNotBuilt)
 }
 
 // Projects returns nothing.

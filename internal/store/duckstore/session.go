@@ -130,7 +130,7 @@ func (m *summary) add(o *summary) {
 
 var plainName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9.-]{0,99}$`)
 
-// folder returns the name of the folder of a project or session. The empty string gives "_". A name
+// folder returns the name of the folder of a session, and of most projects. The empty string gives "_". A name
 // with other characters gives a hash, and the segments have the name itself.
 func folder(name string) string {
 	if name == "" {
@@ -139,14 +139,47 @@ func folder(name string) string {
 	if plainName.MatchString(name) && !strings.HasSuffix(name, ".") {
 		return name
 	}
+	return hashed(name)
+}
+
+func hashed(name string) string {
 	sum := sha256.Sum256([]byte(name))
 	return "=" + hex.EncodeToString(sum[:16])
+}
+
+// reservedName matches the names that the store uses in its directory, for all file systems.
+var reservedName = regexp.MustCompile(`(?i)^(tmp|lock|catalog(\.new)?|baselines\.json(\..*)?)$`)
+
+// projectFolder returns the name of the folder of a project.
+func projectFolder(name string) string {
+	if reservedName.MatchString(name) {
+		return hashed(name)
+	}
+	return folder(name)
+}
+
+// moveReserved moves sessions of projects that an earlier build kept under a reserved name.
+func (s *Store) moveReserved() error {
+	entries, err := os.ReadDir(s.dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		old := filepath.Join(s.dir, e.Name())
+		if _, err := os.Stat(filepath.Join(old, "sessions")); err != nil || !reservedName.MatchString(e.Name()) {
+			continue
+		}
+		if err := os.Rename(old, filepath.Join(s.dir, hashed(e.Name()))); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *Store) newSession(k sessionKey) *session {
 	return &session{
 		project: k.project, id: k.session, info: newSummary(), cache: newCache(), paths: newPaths(),
-		dir: filepath.Join(s.dir, folder(k.project), "sessions", folder(k.session)),
+		dir: filepath.Join(s.dir, projectFolder(k.project), "sessions", folder(k.session)),
 	}
 }
 

@@ -101,6 +101,9 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 			_ = s.Close(ctx)
 		}
 	}()
+	if err = s.moveReserved(); err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
 	if s.db, err = openInstance(cfg, dir); err != nil {
 		return nil, fmt.Errorf("open DuckDB: %w", err)
 	}

@@ -6,9 +6,11 @@ package duckstore
 
 import (
 	"context"
+	"database/sql"
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -77,6 +79,35 @@ func TestStore_Restart(t *testing.T) {
 	assert.Equal(t, "train|step", op.PlaceRef.ScopePath)
 }
 
+// TestStore_ReservedProjects has projects with names that the store uses in its directory.
+func TestStore_ReservedProjects(t *testing.T) {
+	ctx := context.Background()
+	dir := t.TempDir()
+	s, err := Open(ctx, Config{Directory: dir})
+	require.NoError(t, err)
+	projects := []string{"tmp", "lock", "catalog", "catalog.new", "baselines.json", "baselines.json.new", "baselines.json.damaged", "Catalog", "catalog2"}
+	for _, project := range projects {
+		b := batch("a", 1e18, 10)
+		b.Project = project
+		write(t, s, b)
+		require.NoError(t, s.SetBaseline(ctx, project, "main", "a"))
+	}
+	assert.DirExists(t, filepath.Join(dir, "catalog2", "sessions"))
+	require.NoError(t, s.Close(ctx))
+	// An earlier build had this folder.
+	require.NoError(t, os.Rename(filepath.Join(dir, hashed("catalog.new")), filepath.Join(dir, "catalog.new")))
+	s = openStore(t, Config{Directory: dir})
+	assert.Zero(t, s.Stats().Damaged)
+	for _, project := range projects {
+		page, err := s.Ops(ctx, store.OpQuery{Project: project, Session: "a", Limit: 100})
+		require.NoError(t, err, project)
+		assert.Len(t, page.Rows, 10, project)
+		list, err := s.Baselines(ctx, project)
+		require.NoError(t, err)
+		assert.Equal(t, []store.Baseline{{Name: "main", Session: "a"}}, list, project)
+	}
+}
+
 func TestStore_DamagedFile(t *testing.T) {
 	ctx := context.Background()
 	dir := t.TempDir()
@@ -142,6 +173,57 @@ func TestStore_Segments(t *testing.T) {
 	require.ErrorIs(t, err, store.ErrNotFound)
 }
 
+// TestRetain_Undeletable has a session whose file cannot be removed. Others are deleted, and it stays
+// until its file can be removed.
+func TestRetain_Undeletable(t *testing.T) {
+	ctx := context.Background()
+	s := openStore(t, Config{Directory: t.TempDir()})
+	for i, id := range []string{"a", "b"} {
+		write(t, s, batch(id, 1e18+int64(i)*1e9, 10))
+		require.NoError(t, s.Seal(ctx, "", id))
+	}
+	// A folder that is not empty cannot be removed as a file.
+	block := filepath.Join(s.dir, "_", "sessions", "a", "1.duckdb.wal.recovery")
+	require.NoError(t, os.MkdirAll(filepath.Join(block, "x"), 0o700))
+	deleted, err := s.Retain(ctx, store.Retention{MaxAge: time.Second})
+	require.ErrorContains(t, err, `retain: session "a" of project "": remove `+block)
+	require.Len(t, deleted, 1)
+	assert.Equal(t, "b", deleted[0].Session)
+	info, err := s.Session(ctx, "", "a")
+	require.NoError(t, err)
+	assert.EqualValues(t, 10, info.Counts["ops"])
+	require.NoError(t, os.RemoveAll(block))
+	page, err := s.Ops(ctx, store.OpQuery{Session: "a", Limit: 100})
+	require.NoError(t, err)
+	assert.Len(t, page.Rows, 10)
+	deleted, err = s.Retain(ctx, store.Retention{MaxAge: time.Second})
+	require.NoError(t, err)
+	require.Len(t, deleted, 1)
+	assert.Equal(t, "a", deleted[0].Session)
+	assert.NoDirExists(t, filepath.Join(s.dir, "_", "sessions", "a"))
+}
+
+// TestExport_Scratch checks that an export builds its file in the folder that each start empties.
+func TestExport_Scratch(t *testing.T) {
+	ctx := context.Background()
+	dir := t.TempDir()
+	s := openStore(t, Config{Directory: dir})
+	write(t, s, batch("a", 1e18, 10))
+	tmp := filepath.Join(dir, "tmp")
+	require.NoError(t, os.RemoveAll(tmp))
+	require.NoError(t, os.WriteFile(tmp, nil, 0o600))
+	file := filepath.Join(t.TempDir(), "x.duckdb")
+	require.ErrorContains(t, s.Export(ctx, "", "a", file), "export: mkdir "+tmp+": not a directory")
+	require.NoError(t, os.Remove(tmp))
+	require.NoError(t, s.Export(ctx, "", "a", file))
+	require.NoError(t, s.Close(ctx))
+	left := filepath.Join(tmp, "export-1.new")
+	require.NoError(t, os.MkdirAll(tmp, 0o700))
+	require.NoError(t, os.WriteFile(left, nil, 0o600))
+	openStore(t, Config{Directory: dir})
+	assert.NoFileExists(t, left)
+}
+
 func TestStore_Sandbox(t *testing.T) {
 	s := openStore(t, Config{Directory: t.TempDir()})
 	outside := filepath.Join(t.TempDir(), "x.duckdb")
@@ -152,6 +234,29 @@ func TestStore_Sandbox(t *testing.T) {
 		_, err := s.db.Exec(query)
 		assert.Error(t, err, query)
 	}
+}
+
+// TestStore_Limits reads the limits of each instance of DuckDB.
+func TestStore_Limits(t *testing.T) {
+	ctx := context.Background()
+	s := openStore(t, Config{Directory: t.TempDir()})
+	write(t, s, batch("a", 1e18, 10))
+	reader, err := openReader(&request{Directory: s.dir})
+	require.NoError(t, err)
+	defer func() { assert.NoError(t, reader.db.Close()) }()
+	const query = `SELECT concat_ws(', ', current_setting('memory_limit'), current_setting('max_temp_directory_size'),
+		current_setting('threads'), current_setting('temp_directory'))`
+	for want, db := range map[string]*sql.DB{
+		"256.0 MiB, 4.0 GiB, 2, " + filepath.Join(s.dir, "tmp"): s.db,
+		"512.0 MiB, 4.0 GiB, 1, ":                               reader.db,
+	} {
+		var got string
+		require.NoError(t, db.QueryRow(query).Scan(&got))
+		assert.Equal(t, want, got)
+	}
+	answer, err := s.SQL(ctx, store.SQLQuery{Session: "a", Statement: query, Rows: 1, Bytes: 1000})
+	require.NoError(t, err)
+	assert.Equal(t, `["512.0 MiB, 1 byte, 2, "]`, string(answer.Rows[0]))
 }
 
 // TestPaths_Collision gives two lists of names the same hash.

@@ -8,8 +8,8 @@
 Records each program of program.py and its fix, and leaves NAME.otlp.jsonl.zst in the folder. Prints a
 table: the first finding and the expected ones, the gain that the report gives at most and the gain that
 the fix has. Both programs are recorded, so both pay for recording. The status is 1 if a first finding
-is not expected, if a fix gains more than the report gives at most by over 10 % of the wall time, or if
-a recording has 300 kB or more.
+is not expected, if the two gains differ by over 10 % of the wall time, or if a recording has 300 kB or
+more.
 
 With --variants it records programs with other sizes instead, without fixes, and prints how often which
 first finding came.
@@ -131,7 +131,8 @@ def main():
             problems = []
             if first not in EXPECTED[name]:
                 problems.append("first finding")
-            if measured > gain + 0.1 * slow:
+            # A bound can be a little too small: the call of .item() itself also takes time.
+            if abs(measured - gain) > 0.1 * slow:
                 problems.append("gain")
             if os.path.getsize(packed) >= LARGEST:
                 problems.append("%d bytes" % os.path.getsize(packed))

@@ -1296,10 +1296,10 @@ export interface components {
             scopes: components["schemas"]["CompareRow"][];
         };
         /**
-         * @description What limits the device
+         * @description What limits the device or the step
          * @enum {string}
          */
-        Bound: "device" | "launch" | "host" | "dependency" | "unknown";
+        Bound: "device" | "launch" | "host" | "communication" | "dependency" | "unknown";
         /** @description A partition: compute, communication only, copies only and idle time sum to wall, and the causes sum to the idle time */
         Parts: {
             wall_ns: components["schemas"]["Ns"];
@@ -1395,7 +1395,10 @@ export interface components {
             /** @description The step with the median wall; absent without steps */
             typical?: components["schemas"]["AnalysedStep"];
             longest: components["schemas"]["AnalysedStep"][];
+            /** @description The longest first */
             outliers: components["schemas"]["AnalysedOutlier"][];
+            /** @description Number of outliers */
+            outliers_total: components["schemas"]["Count"];
         };
         Finding: {
             kind: string;
@@ -1413,6 +1416,7 @@ export interface components {
             gain_share: number;
             evidence: components["schemas"]["Reference"][];
         };
+        /** @description `gpuflight report --json` adds session, service and critical_paths: of each, a CriticalPath and the number of the step in the member step */
         Analysis: {
             base: components["schemas"]["UnixNano"];
             from: components["schemas"]["Time"];

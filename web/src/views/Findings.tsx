@@ -16,6 +16,7 @@ const bounds: Record<Schemas["Bound"], string> = {
   device: "limited by the device",
   launch: "launch-bound: limited by launches",
   host: "limited by the host",
+  communication: "limited by communication, or waits for other ranks",
   dependency: "limited by dependencies",
   unknown: "limit unknown",
 };
@@ -233,9 +234,12 @@ function StepsPanel({ a }: { a: Analysis }) {
       <div className={ui.row}>
         <h2>{plural(s.count, "step")}</h2>
         {s.typical && (
-          <Show start={s.typical.start} ns={s.typical.wall_ns} path>
-            critical path of the typical step
-          </Show>
+          <>
+            <Badge title="What limits the typical step">{bounds[s.typical.bound]}</Badge>
+            <Show start={s.typical.start} ns={s.typical.wall_ns} path>
+              critical path of the typical step
+            </Show>
+          </>
         )}
         <span className={ui.muted}>
           begin with {s.rule === "scopes" ? "scope" : "kernel"} {s.name}
@@ -270,7 +274,10 @@ function StepsPanel({ a }: { a: Analysis }) {
         <table className={ui.table} aria-label="Slow steps">
           <thead>
             <tr>
-              <th scope="col">{s.outliers.length ? "Slow step" : "Longest step"}</th>
+              <th scope="col">
+                {s.outliers.length ? "Slow step" : "Longest step"}
+                {s.outliers.length < s.outliers_total && ` (${s.outliers.length} of ${count(s.outliers_total)})`}
+              </th>
               <th scope="col" className={ui.right}>
                 Number
               </th>
@@ -278,6 +285,7 @@ function StepsPanel({ a }: { a: Analysis }) {
                 Wall
               </th>
               <th scope="col">Start</th>
+              <th scope="col">Limit</th>
               <th scope="col">Differs most</th>
             </tr>
           </thead>
@@ -294,8 +302,9 @@ function StepsPanel({ a }: { a: Analysis }) {
                   {duration(o.wall_ns)}
                 </td>
                 <td>{offset(o.start, 1)}</td>
+                <td>{bounds[o.bound]}</td>
                 <td>
-                  <Differs o={o} />
+                  <Differs o={o} a={a} />
                 </td>
               </tr>
             ))}
@@ -307,12 +316,13 @@ function StepsPanel({ a }: { a: Analysis }) {
 }
 
 /** Differs says what of a slow step is above its median the most. A kernel is a link to its launches in the step. */
-function Differs({ o }: { o: Schemas["AnalysedStep"] & Partial<Schemas["AnalysedOutlier"]> }) {
+function Differs({ o, a }: { o: Schemas["AnalysedStep"] & Partial<Schemas["AnalysedOutlier"]>; a: Analysis }) {
   const session = useSession();
   if (!o.part) return null;
+  const cause = a.causes.find((c) => c.cause === o.part)?.text.split(":")[0];
   return (
     <>
-      {o.part}: {duration(o.part_excess_ns ?? 0)} above the median
+      {cause ? `idle time (${cause})` : o.part}: {duration(o.part_excess_ns ?? 0)} above the median
       {o.kernel && (
         <>
           {", "}
