@@ -257,7 +257,7 @@ func (v *view) pageEnd(ctx context.Context, q *store.OpQuery, n int) (int64, err
 	return 0, nil
 }
 
-// fewOps is about the number of operations of an interval up to which all are read for a page by value: to find a
+// fewOps is about the number of operations of an interval up to which all are read for a page by value. To find a
 // bound first takes twice the time, because a condition for a path is a join.
 const fewOps = 1 << 21
 

@@ -246,8 +246,8 @@ func (s *Store) load(ctx context.Context) error {
 
 // distrustChains marks the chains of a session as stale after a segment was lost, or a disk may have lost the end of
 // logs. Other segments can have sums of the lost spans and chains. With largeTree or more spans, the chains stay after
-// a crash: a rebuild takes minutes, in which nothing is written, and only a disk that does not keep its promises
-// loses the end of a log. If it did, lost spans that arrive again count twice in sums of scopes.
+// a crash. A rebuild takes minutes, in which nothing is written, and a disk that keeps what it acknowledged loses no
+// log. If another one does, lost spans that arrive again count twice in sums of scopes.
 func (s *Store) distrustChains(ctx context.Context, sess *session, logs map[string]bool) error {
 	torn := len(sess.segments) > 1 && sess.info.Counts["spans"] < s.largeTree &&
 		slices.ContainsFunc(sess.segments, func(seg *segment) bool { return logs[seg.file] })

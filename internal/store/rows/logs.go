@@ -100,8 +100,8 @@ func hashUID(content []byte) (uid store.UID) {
 	return uid
 }
 
-// contentUID derives a UID from the content, except the time of observation of a record that has another
-// time, and from the number of equal records before it in the batch.
+// contentUID derives a UID from the content and from the number of equal records before it in the batch. The time
+// of observation counts only if the record has no other time.
 func (d *Decoder) contentUID(b *builder, l *store.Log) store.UID {
 	c := keys.AppendUint64(d.scratch[:0], b.batch.Origins[l.Origin].Key)
 	c = keys.AppendUint64(keys.AppendUint64(c, uint64(l.TimeNs)), uint64(l.Severity))
