@@ -15,8 +15,6 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
-var agent = process.Binary{Env: "GPUFLIGHT_AGENT", Path: "bin/otelcol-gpuflight-agent", Make: "make build"}
-
 // TestAgent_NoStore checks that the agent is the Collector without the store.
 func TestAgent_NoStore(t *testing.T) {
 	duckdb := func(binary string) bool {
@@ -30,8 +28,8 @@ func TestAgent_NoStore(t *testing.T) {
 		return false
 	}
 	assert.True(t, duckdb(collector.Find(t)))
-	assert.False(t, duckdb(agent.Find(t)))
-	run(t, t.TempDir(), agent.Find(t), "validate", "--config", filepath.Join(process.Root(t), "config", "agent.yaml"))
+	assert.False(t, duckdb(process.Agent.Find(t)))
+	run(t, t.TempDir(), process.Agent.Find(t), "validate", "--config", filepath.Join(process.Root(t), "config", "agent.yaml"))
 }
 
 func TestAgent_Manifest(t *testing.T) {

@@ -31,6 +31,7 @@ type collector struct {
 	env     map[string]string
 	// command precedes the binary, for another network.
 	command []string
+	binary  string
 	configs []string
 	process *process.Process
 	// peak is the highest resident memory of all its processes in bytes.
@@ -41,8 +42,11 @@ type collector struct {
 // overlay. It removes the receivers that read this machine's GPUs; other tests cover them.
 func newCollector(t *testing.T, name string, env map[string]string, overlay map[string]any) *collector {
 	t.Helper()
-	process.Collector.Find(t)
-	c := &collector{t: t, state: filepath.Join(t.TempDir(), "state"), metrics: process.FreePort(t), env: map[string]string{
+	binary := process.Collector
+	if name == "agent.yaml" {
+		binary = process.Agent
+	}
+	c := &collector{t: t, binary: binary.Find(t), state: filepath.Join(t.TempDir(), "state"), metrics: process.FreePort(t), env: map[string]string{
 		"GPUFLIGHT_LISTEN":          process.FreePort(t),
 		"GPUFLIGHT_LISTEN_HTTP":     process.FreePort(t),
 		"GPUFLIGHT_HEALTH":          process.FreePort(t),
@@ -88,7 +92,7 @@ func (c *collector) start() {
 	for k, v := range c.env {
 		args = append(args, k+"="+v)
 	}
-	args = append(args, process.Collector.Find(c.t))
+	args = append(args, c.binary)
 	for _, path := range c.configs {
 		args = append(args, "--config", path)
 	}

@@ -43,6 +43,8 @@ type Binary struct {
 var (
 	// Collector is the distribution.
 	Collector = Binary{Env: "GPUFLIGHT_COLLECTOR", Path: "bin/otelcol-gpuflight", Make: "make build"}
+	// Agent is the distribution without the store.
+	Agent = Binary{Env: "GPUFLIGHT_AGENT", Path: "bin/otelcol-gpuflight-agent", Make: "make build"}
 	// Jaeger is Jaeger 2.
 	Jaeger = Binary{Env: "GPUFLIGHT_JAEGER", Path: ".tools/jaeger", Make: "make .tools/jaeger"}
 	// Chdb is a Python interpreter with ClickHouse's engine; scripts/chdb fetches it.
