@@ -131,7 +131,7 @@ func (r *Result) addMissing(ctx context.Context, src Source, sessionNs int64) er
 		unknown(&x.Typical.Parts)
 		x.Typical.Bound = BoundUnknown
 	}
-	x.Outliers = nil
+	x.Outliers, x.OutlierCount = nil, 0
 	r.Findings = []Finding{}
 	if len(r.Devices) > 0 {
 		r.Findings = append(r.Findings, Finding{Kind: "missing_work", Text: l.text(share), Formula: "0", Evidence: []Ref{}})

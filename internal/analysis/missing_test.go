@@ -135,6 +135,7 @@ func TestRun_MissingWork(t *testing.T) {
 			}
 			assert.Equal(t, BoundUnknown, got.Steps.Longest[0].Bound)
 			assert.Empty(t, got.Steps.Outliers)
+			assert.Zero(t, got.Steps.OutlierCount)
 		})
 	}
 }
