@@ -34,8 +34,8 @@ func scan[T any](ctx context.Context, v *view, query string, args []any, fill fu
 	return scanOn(ctx, v, conn, query, args, fill, done)
 }
 
-// scanOn is scan on a connection, which may have a transaction. Then fill and done must not panic: database/sql would
-// close the connection, which waits for the end of the transaction.
+// scanOn is scan on a connection, which may have a transaction. Then fill must not panic: database/sql would close the
+// connection, which waits for the end of the transaction. A panic of done ends the process.
 func scanOn[T any](ctx context.Context, v *view, conn *sql.Conn, query string, args []any, fill func(*T, []driver.Value) error, done func([]T) error) error {
 	named := make([]driver.NamedValue, len(args))
 	for i, a := range args {
