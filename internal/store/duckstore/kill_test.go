@@ -289,14 +289,7 @@ func TestOpen_LostChains(t *testing.T) {
 	ctx := context.Background()
 	cfg := Config{Directory: t.TempDir(), SegmentOps: 10_000}
 	s, want := openStore(t, cfg), openStore(t, Config{Directory: t.TempDir()})
-	g := storetest.NewTraining(0)
-	for range 60 {
-		b := g.Batch(1)
-		for _, x := range []*Store{s, want} {
-			_, err := x.Write(ctx, []*store.Batch{b})
-			require.NoError(t, err)
-		}
-	}
+	writeTraining(t, 60, s, want)
 	for n := range 3 {
 		t.Run(fmt.Sprint("segment ", n+1), func(t *testing.T) {
 			torn := cfg

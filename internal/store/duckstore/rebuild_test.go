@@ -120,14 +120,7 @@ func TestRebuildChains_LostSegment(t *testing.T) {
 	ctx := context.Background()
 	cfg := Config{Directory: t.TempDir(), SegmentOps: 5000}
 	s, want := openStore(t, cfg), openStore(t, Config{Directory: t.TempDir()})
-	g := storetest.NewTraining(0)
-	for range 20 {
-		b := g.Batch(1)
-		for _, x := range []*Store{s, want} {
-			_, err := x.Write(ctx, []*store.Batch{b})
-			require.NoError(t, err)
-		}
-	}
+	writeTraining(t, 20, s, want)
 	key := sessionKey{"", "training"}
 	require.Greater(t, len(s.sessions[key].segments), 2)
 	file := s.sessions[key].segments[1].file

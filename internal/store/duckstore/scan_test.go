@@ -30,12 +30,21 @@ func openTraining(t *testing.T, steps int) *Store {
 	s, err := Open(t.Context(), Config{Directory: t.TempDir(), SegmentOps: 1500})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.Close(t.Context())) })
+	writeTraining(t, steps, s)
+	return s
+}
+
+// writeTraining writes steps of a training to stores, each in a batch of its own.
+func writeTraining(t *testing.T, steps int, stores ...*Store) {
+	t.Helper()
 	g := storetest.NewTraining(0)
 	for range steps {
-		_, err := s.Write(t.Context(), []*store.Batch{g.Batch(1)})
-		require.NoError(t, err)
+		b := g.Batch(1)
+		for _, s := range stores {
+			_, err := s.Write(t.Context(), []*store.Batch{b})
+			require.NoError(t, err)
+		}
 	}
-	return s
 }
 
 func TestStore_ScanEqualsPages(t *testing.T) {
