@@ -288,7 +288,7 @@ func (r *rebuild) writeSums(ctx context.Context, i int) error {
 		return r.writeStats(ctx, w, tx, one)
 	})
 	for i, m := range mergeTables {
-		if err == nil && m.table != "lod" && m.table != "lane_sums" {
+		if err == nil && m.table != "lod" && m.table != "lane_sums" && i != topTable {
 			seg.merged[i] = 0
 			err = r.each(ctx, "SELECT count(*) FROM "+seg.alias+"."+m.table, nil, func(q *sql.Rows) error { return q.Scan(&seg.partial[i]) })
 		}
