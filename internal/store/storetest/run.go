@@ -777,7 +777,10 @@ func readAll(ctx context.Context, s store.Store, last map[string]int64) error {
 		}
 		if n := int64(len(page.Rows)); n < info.Counts["ops"] || n < last[info.ID] {
 			again, err := s.Ops(ctx, store.OpQuery{Project: info.Project, Session: info.ID, Limit: 20_000})
-			return fmt.Errorf("operations of %s: got %d, had %d; then got %d (%v)", info.ID, n, max(info.Counts["ops"], last[info.ID]), len(again.Rows), err)
+			if err != nil {
+				return err
+			}
+			return fmt.Errorf("operations of %s: got %d, had %d; then got %d", info.ID, n, max(info.Counts["ops"], last[info.ID]), len(again.Rows))
 		}
 		last[info.ID] = int64(len(page.Rows))
 	}
