@@ -15,7 +15,6 @@ import (
 	"strconv"
 	"strings"
 
-	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/pmetric"
 
 	"github.com/gpuflight/gpuflight/internal/analysis"
@@ -120,7 +119,7 @@ func compareFiles(ctx context.Context, paths []string, stderr io.Writer) (*compa
 	var sides [2]*analysis.Profile
 	for i, path := range paths {
 		var causes report.Causes
-		handler := otlp.Handler{Traces: causes.Traces, Logs: func(plog.Logs) {}, Metrics: func(pmetric.Metrics) {}}
+		handler := otlp.Handler{Traces: causes.Traces, Logs: causes.Logs, Metrics: func(pmetric.Metrics) {}}
 		problems, err := report.ReadTelemetry(path, handler)
 		for k, p := range problems {
 			if k == maxProblems {

@@ -14,8 +14,6 @@ import (
 	"strconv"
 	"strings"
 
-	"go.opentelemetry.io/collector/pdata/ptrace"
-
 	"github.com/gpuflight/gpuflight/internal/analysis/ranks"
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 	"github.com/gpuflight/gpuflight/internal/report"
@@ -88,7 +86,7 @@ func ranksOfFiles(ctx context.Context, files []string, run string, top int, stde
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		problems, err := report.ReadTelemetry(path, otlp.Handler{Traces: func(td ptrace.Traces) { causes.Traces(td) }})
+		problems, err := report.ReadTelemetry(path, otlp.Handler{Traces: causes.Traces, Logs: causes.Logs})
 		for i, p := range problems {
 			if i == maxProblems {
 				fmt.Fprintf(stderr, "gpuflight ranks: and %d more\n", len(problems)-i)

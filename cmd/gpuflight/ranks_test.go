@@ -11,10 +11,12 @@ import (
 	"strings"
 	"testing"
 
+	"go.opentelemetry.io/collector/pdata/plog"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/internal/analysis/ranks"
 	"github.com/gpuflight/gpuflight/internal/testing/trainsim"
+	"github.com/gpuflight/gpuflight/semconv"
 )
 
 // training writes a file for each rank of a training.
@@ -58,6 +60,48 @@ func TestRanks_Files(t *testing.T) {
 	}
 	if late := got.Ranks[1].LateNs; late < 195_000_000 || late > 205_000_000 {
 		t.Errorf("rank 1 is late by %d ns of 200 ms", late)
+	}
+}
+
+// TestMissingWork compares ranks and sessions of which a budget recorded a tenth of the time.
+func TestMissingWork(t *testing.T) {
+	files := training(t, "run-1")
+	text, err := os.ReadFile(files[1])
+	if err != nil {
+		t.Fatal(err)
+	}
+	td, err := (&ptrace.JSONUnmarshaler{}).UnmarshalTraces(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	logs := plog.NewLogs()
+	to := logs.ResourceLogs().AppendEmpty()
+	td.ResourceSpans().At(0).Resource().CopyTo(to.Resource())
+	record := to.ScopeLogs().AppendEmpty().LogRecords().AppendEmpty()
+	record.SetEventName(semconv.EventCUDACapture)
+	record.SetTimestamp(td.ResourceSpans().At(0).ScopeSpans().At(0).Spans().At(0).StartTimestamp())
+	record.Attributes().PutDouble(semconv.CUDACaptureRecordedRatio, 0.1)
+	line, err := (&plog.JSONMarshaler{}).MarshalLogs(logs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(files[1], append(text, line...), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	const missing = "About 90 % of the work is missing: an overhead budget left 10 % of the time recorded."
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{append([]string{"ranks"}, files...), missing + " The times of its communication are too small"},
+		{append([]string{"ranks"}, files...), "The ranks are not compared, because collectives can be missing."},
+		{[]string{"diff", files[0], files[1]}, "Note: B: " + missing + " Only the times of its recorded kernels are compared."},
+		{[]string{"diff", files[0], files[1]}, "EFFECT is the change of the time of the recorded calls of B."},
+	} {
+		code, stdout, stderr := command(c.args...)
+		if stdout = strings.ReplaceAll(stdout, "\n", " "); code != 0 || !strings.Contains(stdout, c.want) || strings.Contains(stdout, "came last") || strings.Contains(stdout, "→") {
+			t.Errorf("%v: status %d, no %q in %s%s", c.args, code, c.want, stdout, stderr)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@
 package gpuqueryextension
 
 import (
+	"fmt"
 	"net/http"
 	"net/url"
 	"strings"
@@ -10,6 +11,12 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/analysis"
+	"github.com/gpuflight/gpuflight/internal/analysis/compare"
+	"github.com/gpuflight/gpuflight/internal/analysis/ranks"
+	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/semconv"
 )
 
 type compareBody struct {
@@ -110,4 +117,39 @@ func TestBaselines(t *testing.T) {
 	}
 	assert.Equal(t, http.StatusNoContent, call(s, http.MethodDelete, "/api/v1/sessions/"+id).Code)
 	assert.Empty(t, get[body](t, s, "/api/v1/baselines").Baselines)
+}
+
+// TestMissingWork asks for a comparison, ranks and a path of a session that says that work is missing.
+func TestMissingWork(t *testing.T) {
+	s, id := generated(t)
+	p := "/api/v1/sessions/" + id
+	steps := get[analysis.Answer](t, s, p+"/analysis").Steps
+	critical := fmt.Sprintf("%s/analysis/critical?from=%d&to=%d", p, steps.Typical.Start, steps.Typical.Start+steps.Typical.WallNs)
+	assert.NotContains(t, call(s, http.MethodGet, critical).Body.String(), "missing")
+	info, err := s.store.Session(t.Context(), "", id)
+	require.NoError(t, err)
+	_, err = s.store.(store.Writer).Write(t.Context(), []*store.Batch{{Session: id, Logs: []store.Log{{
+		UID: store.UID{1}, TimeNs: info.LastNs, Event: semconv.EventCUDACapture,
+		Attrs: store.Attrs{{Key: semconv.CUDACaptureRecordedRatio, Value: store.Value{Kind: store.KindDouble, Double: 0.1}}},
+	}}}})
+	require.NoError(t, err)
+
+	want := &analysis.Missing{Share: 0.9, Text: "About 90 % of the work is missing: an overhead budget left 10 % of the time recorded."}
+	path := get[analysis.AnswerPath](t, s, critical)
+	assert.Equal(t, want, path.Missing)
+	checkPath(t, &path)
+	for _, k := range path.Kinds {
+		assert.Contains(t, []string{"compute", "communication", "copy", "unknown"}, k.Kind.String())
+	}
+	c := get[compare.Comparison](t, s, "/api/v1/compare?a="+id+"&b="+id)
+	assert.Equal(t, want, c.A.Missing)
+	assert.Equal(t, want, c.B.Missing)
+	assert.Equal(t, "No kernel is slower or faster.", c.Text)
+	assert.Nil(t, c.Step)
+	for _, k := range c.Kernels {
+		assert.Contains(t, []compare.Status{compare.Same, compare.Untested}, k.Status)
+	}
+	r := get[ranks.Result](t, s, "/api/v1/ranks?sessions="+id)
+	assert.Equal(t, want, r.Ranks[0].Missing)
+	assert.Contains(t, r.Problems, "The ranks are not compared, because collectives can be missing. Record a shorter time with all spans.")
 }

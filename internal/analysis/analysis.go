@@ -121,7 +121,7 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 	if o.NoSteps {
 		return result, nil
 	}
-	return result, result.addMissing(ctx, src, last-first)
+	return result, result.addMissing(ctx, src)
 }
 
 // sweep adds the operations that start in an interval, at the begin of the analysis also those that

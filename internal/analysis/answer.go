@@ -247,6 +247,8 @@ type AnswerPath struct {
 	Parts     []AnswerPathPart `json:"parts"`
 	MoreParts int              `json:"more_parts"`
 	MoreNs    int64            `json:"more_ns"`
+	// Missing is that of [CriticalPath].
+	Missing *Missing `json:"missing,omitempty"`
 }
 
 // AnswerPathKind is the sum of the parts of a kind.
@@ -272,7 +274,7 @@ type AnswerPathPart struct {
 // NewAnswerPath returns the JSON of a path with its longest parts.
 func NewAnswerPath(c *CriticalPath, base int64, limit int) *AnswerPath {
 	b := answerBase(base)
-	a := &AnswerPath{Base: base, From: c.FromNs - base, To: c.ToNs - base, Kinds: []AnswerPathKind{}, Parts: []AnswerPathPart{}}
+	a := &AnswerPath{Base: base, From: c.FromNs - base, To: c.ToNs - base, Kinds: []AnswerPathKind{}, Parts: []AnswerPathPart{}, Missing: c.Missing}
 	for k, ns := range c.Sums {
 		if ns > 0 {
 			a.Kinds = append(a.Kinds, AnswerPathKind{PathKind(k), PathKind(k).Text(), ns})

@@ -31,7 +31,7 @@ const (
 	// whose scopes are requests.
 	NothingQueued
 	// Unknown is time before an operation whose launch times are not recorded, and all idle time if work is
-	// missing: see Result.MissingShare.
+	// missing: see Result.Missing.
 	Unknown
 
 	numCauses

@@ -94,6 +94,9 @@ type CriticalPath struct {
 	Parts        []PathPart
 	// Sums is nanoseconds by kind. They sum to ToNs - FromNs.
 	Sums [numPathKinds]int64
+	// Missing is what is missing of the session with the largest share, nil if of none. Parts of such a session
+	// are assumed, and those without work of a device have the kind unknown.
+	Missing *Missing
 }
 
 // maxPathOps bounds the operations that a path considers, about 200 bytes each.
@@ -131,7 +134,27 @@ func StepPath(ctx context.Context, src Source, from, to int64, device string) (*
 			}
 		}
 	}
-	return newPath(from, to, w.parts), nil
+	missing, err := MissingWork(ctx, src)
+	if err != nil {
+		return nil, err
+	}
+	if missing != nil {
+		assume(w.parts)
+	}
+	c := newPath(from, to, w.parts)
+	c.Missing = missing
+	return c, nil
+}
+
+// assume marks parts of a session that lacks work. A device can have worked at the time of the other parts.
+func assume(parts []PathPart) {
+	for i := range parts {
+		p := &parts[i]
+		p.Assumed = true
+		if p.Kind < PathCompute {
+			p.Kind = PathKind(Unknown)
+		}
+	}
 }
 
 func newPath(from, to int64, parts []PathPart) *CriticalPath {

@@ -289,3 +289,48 @@ func TestSpanPath_NothingKnown(t *testing.T) {
 	assert.Equal(t, []string{"unknown k 20", "compute k 20", "unknown k 10", "compute k 30", "host GET / 20"}, texts(c))
 	assert.True(t, c.Parts[4].Assumed)
 }
+
+// TestStepPath_MissingWork expects no cause of time without a span.
+func TestStepPath_MissingWork(t *testing.T) {
+	r := train(3, func(p *program, _ int) {
+		p.launch("a", 100*µs)
+		p.sync()
+		p.host += 200 * µs
+	}).reader()
+	from, to := r.ops[1].StartNs, r.ops[3].StartNs // of kernels, after their waits
+	whole, err := StepPath(t.Context(), FromReader(r, "", "s"), from, to, "GPU-1")
+	require.NoError(t, err)
+	assert.Nil(t, whole.Missing)
+	assert.Positive(t, whole.Sums[Host])
+
+	r.captures = []store.Attrs{{double(semconv.CUDACaptureRecordedRatio, 0.1)}}
+	c, err := StepPath(t.Context(), FromReader(r, "", "s"), from, to, "GPU-1")
+	require.NoError(t, err)
+	checkPath(t, c, r.ops)
+	require.NotNil(t, c.Missing)
+	assert.InDelta(t, 0.9, c.Missing.Share, 1e-9)
+	assert.Equal(t, [numPathKinds]int64{Unknown: to - from - 100*µs, PathCompute: 100 * µs}, c.Sums)
+	for _, p := range c.Parts {
+		assert.True(t, p.Assumed)
+	}
+	assert.Equal(t, c.Missing, NewAnswerPath(c, from, 1).Missing)
+}
+
+// TestSpanPath_MissingWork expects the same of the parts of one of two sessions.
+func TestSpanPath_MissingWork(t *testing.T) {
+	m := storetest.NewMemory()
+	trace := store.TraceID{15: 1}
+	capture := func(ratio float64) []store.Log {
+		return []store.Log{{UID: store.UID{1}, TimeNs: 900, Event: semconv.EventCUDACapture, Attrs: store.Attrs{double(semconv.CUDACaptureRecordedRatio, ratio)}}}
+	}
+	_, err := m.Write(t.Context(), []*store.Batch{
+		{Session: "front", Spans: []store.Span{{StartNs: 1, EndNs: 1001, Trace: trace, Span: 1, Name: "request"}}, Logs: capture(1)},
+		{Session: "model", Spans: []store.Span{{StartNs: 101, EndNs: 801, Trace: trace, Span: 2, Parent: 1, Name: "infer"}}, Logs: capture(0.5)},
+	})
+	require.NoError(t, err)
+	root := store.SpanRow{Span: store.Span{StartNs: 1, EndNs: 1001, Trace: trace, Span: 1}}
+	c, err := SpanPath(t.Context(), m, "", "front", &root, func([]byte) []SpanLink { return nil })
+	require.NoError(t, err)
+	assert.Equal(t, &Missing{0.5, "About 50 % of the work is missing: an overhead budget left 50 % of the time recorded."}, c.Missing)
+	assert.Equal(t, [numPathKinds]int64{Host: 300, Unknown: 700}, c.Sums)
+}

@@ -66,6 +66,8 @@ func SpanPath(ctx context.Context, r store.Reader, project, session string, root
 	var self []selfTime // the last one first
 	t.descend(top, from, to, map[*pathSpan]bool{}, &self)
 
+	missing := map[string]*Missing{}
+	var most *Missing
 	var parts []PathPart // the last one first
 	for i := 0; i < len(self); {
 		j := i + 1
@@ -76,11 +78,27 @@ func SpanPath(ctx context.Context, r store.Reader, project, session string, root
 		if err != nil {
 			return nil, err
 		}
+		id := self[i].span.session
+		m, ok := missing[id]
+		if !ok {
+			if m, err = MissingWork(ctx, FromReader(r, project, id)); err != nil {
+				return nil, err
+			}
+			missing[id] = m
+		}
+		if m != nil {
+			assume(run)
+			if most == nil || m.Share > most.Share {
+				most = m
+			}
+		}
 		parts = append(parts, run...)
 		i = j
 	}
 	slices.Reverse(parts)
-	return newPath(from, to, parts), nil
+	c := newPath(from, to, parts)
+	c.Missing = most
+	return c, nil
 }
 
 type pathTrace struct {

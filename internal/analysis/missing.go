@@ -23,6 +23,36 @@ const (
 	maxLossSeries = 100
 )
 
+// Missing says which work of a session has no span.
+type Missing struct {
+	// Share is the share of the work, from 0.05 to 1.
+	Share float64 `json:"share"`
+	// Text says why, in one sentence.
+	Text string `json:"text"`
+}
+
+// MissingWork returns what is missing of a session, nil if that is less than 5 % or unknown. It returns errors of
+// the source.
+func MissingWork(ctx context.Context, src Source) (*Missing, error) {
+	s, ok := src.(lossSource)
+	if !ok {
+		return nil, nil
+	}
+	first, last, err := src.Extent(ctx)
+	if err != nil {
+		return nil, err
+	}
+	l, err := s.losses(ctx)
+	if err != nil {
+		return nil, err
+	}
+	share := l.share(last - first)
+	if share < minMissing {
+		return nil, nil
+	}
+	return &Missing{share, l.text(share)}, nil
+}
+
 // lossSource is a [Source] that knows what was not recorded.
 type lossSource interface {
 	losses(ctx context.Context) (losses, error)
@@ -87,25 +117,14 @@ func (l *losses) text(share float64) string {
 	if l.pausedNs > 0 {
 		parts = append(parts, "deep windows paused the recording for "+Duration(l.pausedNs))
 	}
-	return fmt.Sprintf("About %.3g %% of the work is missing: %s. A device can have worked in its idle time, so no cause, limit or slow step is named. "+
-		"Record a shorter time with all spans to find causes.", 100*share, strings.Join(parts, ", "))
+	return fmt.Sprintf("About %.3g %% of the work is missing: %s.", 100*share, strings.Join(parts, ", "))
 }
 
 // addMissing makes all idle time unknown, and replaces the findings, if too much of the session is missing.
-func (r *Result) addMissing(ctx context.Context, src Source, sessionNs int64) error {
-	s, ok := src.(lossSource)
-	if !ok {
-		return nil
-	}
-	l, err := s.losses(ctx)
-	if err != nil {
+func (r *Result) addMissing(ctx context.Context, src Source) (err error) {
+	if r.Missing, err = MissingWork(ctx, src); r.Missing == nil {
 		return err
 	}
-	share := l.share(sessionNs)
-	if share < minMissing {
-		return nil
-	}
-	r.MissingShare = share
 	unknown := func(list ...*Parts) {
 		for _, p := range list {
 			p.Idle = CauseSums{Unknown: p.IdleNs}
@@ -134,7 +153,9 @@ func (r *Result) addMissing(ctx context.Context, src Source, sessionNs int64) er
 	x.Outliers, x.OutlierCount = nil, 0
 	r.Findings = []Finding{}
 	if len(r.Devices) > 0 {
-		r.Findings = append(r.Findings, Finding{Kind: "missing_work", Text: l.text(share), Formula: "0", Evidence: []Ref{}})
+		text := r.Missing.Text + " A device can have worked in its idle time, so no cause, limit or slow step is named. " +
+			"Record a shorter time with all spans to find causes."
+		r.Findings = append(r.Findings, Finding{Kind: "missing_work", Text: text, Formula: "0", Evidence: []Ref{}})
 	}
 	return nil
 }

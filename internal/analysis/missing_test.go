@@ -112,13 +112,14 @@ func TestRun_MissingWork(t *testing.T) {
 			got := run(t, r, 20_000, Options{})
 			d := &got.Devices[0]
 			if c.text == "" {
-				assert.Zero(t, got.MissingShare)
+				assert.Nil(t, got.Missing)
 				assert.Equal(t, BoundDependency, d.Bound, "as wrong as without the figures")
 				require.NotEmpty(t, got.Findings)
 				assert.Equal(t, "queued", got.Findings[0].Kind)
 				return
 			}
-			assert.InDelta(t, c.share, got.MissingShare, 0.01)
+			require.NotNil(t, got.Missing)
+			assert.InDelta(t, c.share, got.Missing.Share, 0.01)
 			require.Len(t, got.Findings, 1)
 			f := &got.Findings[0]
 			assert.Equal(t, "missing_work", f.Kind)
@@ -154,7 +155,7 @@ func TestRun_MissingWorkOfFile(t *testing.T) {
 	c.Add(&store.Batch{Logs: []store.Log{{TimeNs: 1000, Event: semconv.EventCUDACapture, Attrs: store.Attrs{double(semconv.CUDACaptureRecordedRatio, 0.1)}}}})
 	got, err := Run(t.Context(), &c, Options{})
 	require.NoError(t, err)
-	assert.InDelta(t, 0.9, got.MissingShare, 1e-9)
+	assert.Equal(t, &Missing{0.9, "About 90 % of the work is missing: an overhead budget left 10 % of the time recorded."}, got.Missing)
 	require.Len(t, got.Findings, 1)
 	assert.Equal(t, "missing_work", got.Findings[0].Kind)
 }

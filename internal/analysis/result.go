@@ -19,12 +19,12 @@ type Result struct {
 	// LaunchesKnown and LaunchesUnknown count operations of devices with and without launch times.
 	LaunchesKnown   int64
 	LaunchesUnknown int64
-	// MissingShare is the share of the work of the session that has no span, 0 below 5 %. All idle time
-	// then has the cause unknown, and the only finding says so.
-	MissingShare float64
-	Devices      []Device
-	Steps        Steps
-	Findings     []Finding
+	// Missing is nil if less than 5 % of the work has no span. Otherwise all idle time has the cause unknown,
+	// and the only finding says so.
+	Missing  *Missing
+	Devices  []Device
+	Steps    Steps
+	Findings []Finding
 }
 
 // Parts is a partition of time on one device: WallNs = ComputeNs + CommunicationNs + CopyNs + IdleNs,

@@ -16,7 +16,7 @@ type Update struct {
 	// Devices are the time of each device that no earlier call had, by id. Rows that arrived late can make
 	// a time negative.
 	Devices []DeviceTime
-	// Missing says that the session lacks work, see Result.MissingShare. The times are then not those of the
+	// Missing says that the session lacks work, see Result.Missing. The times are then not those of the
 	// program.
 	Missing bool
 
@@ -59,7 +59,7 @@ const maxUpdateTime = 20 * time.Second
 func (u *Update) run(ctx context.Context, src Source, o Options) error {
 	r, err := runWith(ctx, src, o, u)
 	if err == nil {
-		u.Missing = r.MissingShare > 0
+		u.Missing = r.Missing != nil
 	}
 	return err
 }

@@ -137,7 +137,7 @@ func (c *Causes) Results(ctx context.Context) (list []SessionCauses, problem str
 			continue
 		}
 		var paths []StepPath
-		if r.MissingShare == 0 { // a path would take missing work for code of the host
+		if r.Missing == nil { // a path would take missing work for code of the host
 			if paths, err = stepPaths(ctx, &s.rows, &r.Steps); err != nil {
 				return nil, "", err
 			}

@@ -38,7 +38,7 @@ func causesOfPath(t *testing.T, path string) []SessionCauses {
 			}
 			assert.Equal(t, list[i].ToNs-list[i].FromNs, d.WallNs)
 		}
-		assert.Equal(t, list[i].Steps.Count > 0 && list[i].MissingShare == 0, len(list[i].Paths) > 0)
+		assert.Equal(t, list[i].Steps.Count > 0 && list[i].Missing == nil, len(list[i].Paths) > 0)
 		for _, p := range list[i].Paths {
 			at := p.Step.StartNs
 			for j := range p.Parts {

@@ -93,7 +93,10 @@ func (d *Diff) Write(out io.Writer, width int) error {
 		d.writeTable(out, t.list, t.title, width)
 	}
 	unit := "device time per step"
-	if d.Step == nil {
+	switch {
+	case d.lacksWork():
+		unit = "time of the recorded calls of B"
+	case d.Step == nil:
 		unit = "time of all calls"
 	}
 	sentence("EFFECT is the change of the " + unit + ". A and B are the mean time of a call.")
@@ -124,7 +127,7 @@ func (d *Diff) writeStep(out io.Writer, width int) {
 	}
 	row(d.Step, "all")
 	for _, x := range d.Parts {
-		row(x, compare.PartName(x.Name))
+		row(x, analysis.PartText(x.Name))
 	}
 	w.write(out, width)
 	fmt.Fprintln(out)
@@ -203,8 +206,16 @@ func gridText(x *compare.Change) string {
 	return fmt.Sprint(x.Grid, " ", x.Block)
 }
 
-// calls returns the calls per step, or all calls without steps.
+// lacksWork says that calls of a side are missing.
+func (d *Diff) lacksWork() bool {
+	return d.Comparison.A.Missing != nil || d.Comparison.B.Missing != nil
+}
+
+// calls returns the calls per step, or all calls without steps, "-" if they are unknown.
 func (d *Diff) calls(x *compare.Change) string {
+	if d.lacksWork() {
+		return "-"
+	}
 	count := func(n, steps int64) string {
 		if d.Step == nil || x.Path != nil {
 			return strconv.FormatInt(n, 10)

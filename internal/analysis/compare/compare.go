@@ -85,6 +85,8 @@ type Summary struct {
 	KernelNs int64 `json:"kernel_ns"`
 	// Complete is false if a part of the session was not read.
 	Complete bool `json:"complete"`
+	// Missing is what is missing of the session, nil below 5 %. Then only the durations of kernels are compared.
+	Missing *analysis.Missing `json:"missing,omitempty"`
 }
 
 // Change is one row.
@@ -137,7 +139,8 @@ func Sources(ctx context.Context, a, b analysis.Source, o analysis.Options) (*Co
 // Sessions compares B with A.
 func Sessions(a, b *analysis.Profile) *Comparison {
 	c := &Comparison{A: summary(a), B: summary(b), Warnings: []string{}, Parts: []*Change{}}
-	s := &sides{a: a, b: b, steps: len(a.Steps) > 0 && len(b.Steps) > 0}
+	s := &sides{a: a, b: b, missing: c.A.Missing != nil || c.B.Missing != nil}
+	s.steps = !s.missing && len(a.Steps) > 0 && len(b.Steps) > 0
 	s.baseA, s.baseB = float64(max(a.KernelNs, 1)), float64(max(b.KernelNs, 1))
 	if s.steps {
 		c.Step = s.part("step", func(p *analysis.StepValues) int64 { return p.WallNs })
@@ -187,7 +190,7 @@ func (x *Change) slowerBy(limit float64) bool {
 }
 
 func summary(p *analysis.Profile) Summary {
-	s := Summary{Steps: int64(len(p.Steps)), Rule: p.Result.Steps.Rule, StepName: p.Result.Steps.Name, Device: p.Result.Steps.Device, KernelNs: p.KernelNs, Complete: p.Result.Complete}
+	s := Summary{Steps: int64(len(p.Steps)), Rule: p.Result.Steps.Rule, StepName: p.Result.Steps.Name, Device: p.Result.Steps.Device, KernelNs: p.KernelNs, Complete: p.Result.Complete, Missing: p.Result.Missing}
 	for _, g := range p.Kernels {
 		s.Kernels += g.Count
 	}
@@ -198,6 +201,7 @@ func summary(p *analysis.Profile) Summary {
 type sides struct {
 	a, b         *analysis.Profile
 	steps        bool
+	missing      bool    // work, of a or b
 	baseA, baseB float64 // the time that minShare refers to
 	tests        []*Test // all except that of the step
 }
@@ -306,8 +310,9 @@ func (s *sides) groups(a, b []*analysis.Group) []*Change {
 				x.Launches = test(s.perStep(p, stepCount))
 			}
 		} else {
-			t := test(durations(p[0].Calls, p[1].Calls))
+			t := test(durations(calls(p[0]), calls(p[1])))
 			switch {
+			case s.absent(x):
 			case x.A.Count == 0 || x.B.Count == 0:
 				x.EffectNs = x.B.Ns - x.A.Ns
 			case t != nil:
@@ -327,7 +332,7 @@ func (s *sides) groups(a, b []*analysis.Group) []*Change {
 // scopes compares scopes.
 func (s *sides) scopes() []*Change {
 	list := []*Change{}
-	if s.a.ManyScopes || s.b.ManyScopes {
+	if s.a.ManyScopes || s.b.ManyScopes || s.missing {
 		return list
 	}
 	for _, p := range pairs(s.a.Scopes, s.b.Scopes, func(g *analysis.Group) string { return strings.Join(g.Path, "\x00") }) {
@@ -347,6 +352,19 @@ func (s *sides) scopes() []*Change {
 		list = append(list, x)
 	}
 	return byEffect(list)
+}
+
+// absent says that a kernel was recorded in one session, and that the other one can have lost it.
+func (s *sides) absent(x *Change) bool {
+	return x.A.Count == 0 && s.a.Result.Missing != nil || x.B.Count == 0 && s.b.Result.Missing != nil
+}
+
+// calls returns the durations of launches, by step if the session has steps.
+func calls(g *analysis.Group) analysis.Series {
+	if len(g.Calls.Cells) == 0 {
+		return g.Steps
+	}
+	return g.Calls
 }
 
 func sum(s analysis.Series) (ns int64) {

@@ -144,7 +144,7 @@ func TestSessions_Steps(t *testing.T) {
 	b := synthetic(2, n, 900_000, group("gemm", n, 8, 105_000), group("norm", n, 6, 50_000), group("new", n, 1, 20_000), group("tiny", n, 1, 200))
 	c := Sessions(a, b)
 	assert.Equal(t, Slower, c.Verdict)
-	assert.Equal(t, "B is slower: a step takes 2.06 ms instead of 1.53 ms (+34.7 %), because of idle (sync) +400 µs and compute +130 µs.", c.Text)
+	assert.Equal(t, "B is slower: a step takes 2.06 ms instead of 1.53 ms (+34.7 %), because of idle time (synchronisation) +400 µs and compute +130 µs.", c.Text)
 	assert.Equal(t, map[string]Status{"gemm": Slower, "norm": More, "old": Gone, "new": New, "tiny": Untested}, statuses(c.Kernels))
 	assert.Equal(t, map[string]Status{"sync": Slower, "compute": Slower}, statuses(c.Parts))
 	assert.Equal(t, "norm", c.Kernels[0].Name, "the largest effect comes first")
@@ -264,4 +264,35 @@ func BenchmarkSessions(b *testing.B) {
 	for b.Loop() {
 		Sessions(x, y)
 	}
+}
+
+// TestSessions_MissingWork compares a session with one of which a budget left out work.
+func TestSessions_MissingWork(t *testing.T) {
+	const n = 50
+	a := synthetic(1, n, 500_000, group("gemm", n, 8, 100_000), group("norm", n, 4, 50_000), group("old", n, 1, 30_000))
+	b := synthetic(2, n, 900_000, group("gemm", n, 2, 105_000), group("norm", n, 1, 50_000), group("new", n, 1, 20_000))
+	b.Result.Missing = &analysis.Missing{Share: 0.75, Text: "About 75 % of the work is missing: an overhead budget left 25 % of the time recorded."}
+	c := Sessions(a, b)
+	assert.Nil(t, c.A.Missing)
+	assert.Equal(t, b.Result.Missing, c.B.Missing)
+	assert.Equal(t, []string{"B: About 75 % of the work is missing: an overhead budget left 25 % of the time recorded. Only the times of its recorded kernels are compared."}, c.Warnings)
+	assert.Nil(t, c.Step)
+	assert.Empty(t, c.Parts)
+	assert.Empty(t, c.Scopes)
+	// A is complete, so the kernel that it lacks is new.
+	assert.Equal(t, map[string]Status{"gemm": Slower, "norm": Same, "old": Untested, "new": New}, statuses(c.Kernels))
+	assert.Equal(t, Slower, c.Verdict)
+	assert.Equal(t, "Of 4 kernels, 1 is slower in B.", c.Text)
+	for _, x := range c.Kernels {
+		assert.Nil(t, x.Launches)
+		switch x.Name {
+		case "gemm":
+			assert.InDelta(t, 0.05, x.Duration.Relative, 1e-9)
+			assert.Equal(t, int64(5000*2*n), x.EffectNs)
+		case "old":
+			assert.Zero(t, x.EffectNs)
+		}
+	}
+	c = Sessions(b, a)
+	assert.Equal(t, map[string]Status{"gemm": Faster, "norm": Same, "old": Untested, "new": Gone}, statuses(c.Kernels))
 }

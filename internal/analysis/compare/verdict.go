@@ -30,6 +30,7 @@ func (c *Comparison) judge(s *sides) {
 		for _, x := range list {
 			x.judge()
 			switch {
+			case s.absent(x):
 			case x.A.Count == 0:
 				x.Status = New
 			case x.B.Count == 0:
@@ -91,7 +92,9 @@ func (c *Comparison) warn(s *sides) {
 		switch {
 		case side.Kernels == 0:
 			warn("%s has no kernels.", side.name)
-		case side.Steps == 0:
+		case side.Missing != nil:
+			warn("%s: %s Only the times of its recorded kernels are compared.", side.name, side.Missing.Text)
+		case side.Steps == 0 && !s.missing:
 			warn("No steps were found in %s, so only kernels and scopes are compared. Mark steps with scopes.", side.name)
 		}
 		if !side.Complete {
@@ -182,22 +185,13 @@ func (c *Comparison) sentence() string {
 	var why []string
 	for _, x := range c.Parts {
 		if x.Status == c.Verdict && len(why) < 2 {
-			why = append(why, fmt.Sprintf("%s %s", PartName(x.Name), signed(float64(x.EffectNs))))
+			why = append(why, fmt.Sprintf("%s %s", analysis.PartText(x.Name), signed(float64(x.EffectNs))))
 		}
 	}
 	if len(why) > 0 {
 		text += ", because of " + strings.Join(why, " and ")
 	}
 	return text + "."
-}
-
-// PartName returns the name of a part as a phrase.
-func PartName(name string) string {
-	switch name {
-	case "compute", "communication", "copy":
-		return name
-	}
-	return "idle (" + name + ")"
 }
 
 // Percent formats a share with its sign.

@@ -75,6 +75,7 @@ type recorded struct {
 	toNs     int64
 	// moreScopes says that it has more than maxScopes scopes.
 	moreScopes bool
+	missing    *analysis.Missing // nil below 5 %
 	// totalNs is the union of the kernels of collectives, overlappedNs the part during other kernels.
 	totalNs, overlappedNs int64
 }
@@ -89,6 +90,9 @@ func collect(ctx context.Context, in Input, most int, deadline time.Time) (*reco
 	r.toNs = min(last+1, store.MaxTimeNs)
 	if first >= r.toNs {
 		return r, nil
+	}
+	if r.missing, err = analysis.MissingWork(ctx, in.Source); err != nil {
+		return nil, err
 	}
 	scopes, more, err := in.Source.Scopes(ctx, first, r.toNs, maxScopes)
 	if err != nil {

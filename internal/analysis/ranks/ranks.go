@@ -60,6 +60,11 @@ func Run(ctx context.Context, inputs []Input, o Options) (*Result, error) {
 	for _, r := range a.ranks {
 		a.add(r)
 	}
+	// Without some of its collectives, the others of a session would be paired with the wrong ones.
+	if slices.ContainsFunc(a.ranks, func(r *recorded) bool { return r.missing != nil }) {
+		a.problem("The ranks are not compared, because collectives can be missing. Record a shorter time with all spans.")
+		return a.result, nil
+	}
 	a.join()
 	a.align()
 	a.judge()
@@ -127,6 +132,7 @@ func (a *run) add(r *recorded) {
 	x := Rank{Rank: rank, Session: r.Session, Service: r.Service, Host: r.Host, Base: r.baseNs, Collectives: r.count}
 	x.CommunicationNs, x.OverlappedNs = r.totalNs, r.overlappedNs
 	x.ExposedNs = r.totalNs - r.overlappedNs
+	x.Missing = r.missing
 	a.result.Ranks = append(a.result.Ranks, x)
 	a.result.Size = max(a.result.Size, r.Size)
 	if !r.complete {
@@ -140,7 +146,10 @@ func (a *run) add(r *recorded) {
 	if r.devices > 1 {
 		a.problem("Session %s has collectives on %d devices. Those of the device with the most count.", r.Session, r.devices)
 	}
-	if r.count == 0 {
+	switch {
+	case r.missing != nil:
+		a.problem("Session %s: %s The times of its communication are too small, except the exposed one, which can be too large.", r.Session, r.missing.Text)
+	case r.count == 0:
 		a.problem("Session %s has no collectives: no kernel of NCCL, and no scope such as gloo:all_reduce.", r.Session)
 	}
 }

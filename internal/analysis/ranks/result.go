@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 
+	"github.com/gpuflight/gpuflight/internal/analysis"
 	"github.com/gpuflight/gpuflight/internal/store"
 )
 
@@ -76,6 +77,8 @@ type Rank struct {
 	ExposedNs       int64  `json:"exposed_ns"`
 	OverlappedNs    int64  `json:"overlapped_ns"`
 	Cause           *Cause `json:"cause,omitempty"`
+	// Missing is what is missing of the session, nil below 5 %. The result then has no collectives of several ranks.
+	Missing *analysis.Missing `json:"missing,omitempty"`
 }
 
 // Offset is the offset of a clock in the middle of the run.

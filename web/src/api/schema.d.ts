@@ -1265,6 +1265,13 @@ export interface components {
             launches?: components["schemas"]["CompareTest"];
             device?: components["schemas"]["CompareTest"];
         };
+        /** @description Work of the session without spans, absent below 5 %. Of a path all parts are then assumed, comparisons have times of kernels only, and ranks are not compared */
+        Missing: {
+            /** @description Share of the work */
+            share: number;
+            /** @description Why */
+            text: string;
+        };
         CompareSide: {
             steps: components["schemas"]["Count"];
             rule: string;
@@ -1273,6 +1280,7 @@ export interface components {
             kernels: components["schemas"]["Count"];
             kernel_ns: components["schemas"]["Ns"];
             complete: boolean;
+            missing?: components["schemas"]["Missing"];
         };
         Comparison: {
             session_a: string;
@@ -1451,6 +1459,7 @@ export interface components {
             more_parts: components["schemas"]["Count"];
             /** @description Their time */
             more_ns: components["schemas"]["Ns"];
+            missing?: components["schemas"]["Missing"];
         };
         /** @description compute, communication, copy, remote (a call to another service, outside its spans), or a cause of idle time */
         PathKind: string;
@@ -1527,6 +1536,7 @@ export interface components {
             exposed_ns: components["schemas"]["Ns"];
             overlapped_ns: components["schemas"]["Ns"];
             cause?: components["schemas"]["RankCause"];
+            missing?: components["schemas"]["Missing"];
         };
         RankPart: {
             rank: components["schemas"]["Index"];

@@ -58,6 +58,8 @@ export function Compare() {
   const sum = (r: readonly Sums[] | undefined) => r?.reduce((n, x) => n + x.sum_ns, 0) ?? 0;
   const [sa, sb] = [sum(a.rows), sum(b.rows)];
   const error = a.error ?? b.error;
+  // Work that was not recorded makes sums and launches smaller.
+  const missing = tests.data?.a.missing ?? tests.data?.b.missing;
   return (
     <div className={ui.page}>
       <div className={ui.row}>
@@ -102,9 +104,13 @@ export function Compare() {
             <strong>
               {duration(sa)} → {duration(sb)}
             </strong>
-            <Badge tone={sb > sa * 1.05 ? "bad" : sb < sa * 0.95 ? "good" : undefined}>
-              {signedPercent(sb / sa - 1)} kernel time
-            </Badge>
+            {missing ? (
+              <Badge>recorded kernel time</Badge>
+            ) : (
+              <Badge tone={sb > sa * 1.05 ? "bad" : sb < sa * 0.95 ? "good" : undefined}>
+                {signedPercent(sb / sa - 1)} kernel time
+              </Badge>
+            )}
             <span className={ui.spacer} />
             <SearchBox
               label="Search"
@@ -177,12 +183,13 @@ export function Compare() {
                       </td>
                       <td className={ui.right}>{link(search.a, r.a, "ns", duration(r.a?.sum_ns ?? 0))}</td>
                       <td className={ui.right}>{link(search.b, r.b, "ns", duration(r.b?.sum_ns ?? 0))}</td>
-                      <td className={ui.right} title={exactDuration(r.delta)}>
-                        {r.delta > 0 ? "+" : ""}
-                        {duration(r.delta)}
+                      <td className={ui.right} title={missing ? undefined : exactDuration(r.delta)}>
+                        {missing ? "–" : `${r.delta > 0 ? "+" : ""}${duration(r.delta)}`}
                       </td>
                       <td className={ui.right}>
-                        {r.a && r.b ? (
+                        {missing ? (
+                          "–"
+                        ) : r.a && r.b ? (
                           <Badge
                             tone={
                               r.b.sum_ns > r.a.sum_ns * 1.05

@@ -86,9 +86,11 @@ function Parts({ path }: { path: Path }) {
           ))}
         </tbody>
       </table>
-      {path.parts.some((p) => p.assumed) && (
+      {path.missing ? (
+        <p className={ui.muted}>{path.missing.text} A device can have worked in the unknown parts.</p>
+      ) : path.parts.some((p) => p.assumed) ? (
         <p className={ui.muted}>Launch times or waits of the host are missing, so parts of the order are assumed.</p>
-      )}
+      ) : null}
       <ol className={t.chain} aria-label="Parts of the critical path">
         {path.parts.slice(0, maxListed).map((p) => {
           const cited = p.spans[0];
