@@ -3026,7 +3026,7 @@ export interface operations {
         parameters: {
             query?: {
                 by?: "service" | "host" | "run" | "session" | "scope";
-                /** @description With `by=scope`: the sessions of the scope with this name, empty for outside every scope */
+                /** @description The sessions of the group with this name, except with `by=session`. It is empty for outside every scope, and for sessions without a run */
                 of?: string;
                 service?: string;
                 host?: string;
