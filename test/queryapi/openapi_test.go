@@ -295,8 +295,8 @@ func TestAPI_ChangesMatchDescription(t *testing.T) {
 		{http.MethodDelete, "/sessions/session-00", 404},
 		{http.MethodPost, "/demo", 201},
 		{http.MethodPost, "/import", 501}, // the store is in memory
-		{http.MethodPost, "/sql", 403}, // it is off
-		{http.MethodPost, "/login", 404}, // there is no authenticator
+		{http.MethodPost, "/sql", 403},    // it is off
+		{http.MethodPost, "/login", 404},  // there is no authenticator
 		{http.MethodDelete, "/login", 204},
 	} {
 		code, body, err := a.call(t, tt.method, tt.target)
