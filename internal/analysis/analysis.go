@@ -195,7 +195,8 @@ type analysis struct {
 	profile  *profiler // nil if it was not needed yet
 	grouping bool      // operations are added to groups
 	more     bool      // scopes has only the first scopes of the interval
-	gaps     *Gaps     // nil except in a sweep that lists gaps
+
+	gaps *Gaps // nil except in a sweep that lists gaps
 
 	planned   func() error   // waits for the following values
 	parts     []part         // that cover the interval
