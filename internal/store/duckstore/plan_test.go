@@ -90,3 +90,35 @@ func TestStore_WriteBetween(t *testing.T) {
 		})
 	}
 }
+
+// TestStore_ReadBesideAppend reads the first operation while others that are earlier are appended to a new row group
+// of DuckDB.
+func TestStore_ReadBesideAppend(t *testing.T) {
+	const rowGroup = 122_880
+	s := openStore(t, Config{Directory: t.TempDir()})
+	reads := 0
+	for i := range int64(4) {
+		written := make(chan error, 1)
+		write := func() {
+			_, err := s.Write(t.Context(), []*store.Batch{batch("s", 1e18-i*1e12, rowGroup)})
+			written <- err
+		}
+		if i == 0 {
+			write()
+		} else {
+			go write()
+		}
+		for writing := true; writing; reads++ {
+			page, err := s.Ops(t.Context(), store.OpQuery{Session: "s", Limit: 1})
+			require.NoError(t, err)
+			require.Len(t, page.Rows, 1, "read %d", reads)
+			select {
+			case err := <-written:
+				require.NoError(t, err)
+				writing = false
+			default:
+			}
+		}
+	}
+	require.Greater(t, reads, 10)
+}
