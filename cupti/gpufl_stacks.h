@@ -28,7 +28,7 @@ bool gpufl_stacks_on(void);
 /* gpufl_stacks_launch is called at the begin of each launch, on its thread. symbol is the kernel's
  * name, or NULL. It usually costs a few loads. If a sample of a launch is due it waits until the
  * thread of ours has the GIL, for at most 1 ms. All such waits and the time in which we hold the GIL
- * are at most 1 % of the recording's time, and 50 ms. */
+ * are at most 0.5 % of the recording's time, and 50 ms. */
 void gpufl_stacks_launch(uint32_t correlation, const char *symbol);
 
 /* gpufl_stacks_counts returns stacks_lost and stacks_ns of gpufl_stats. */

@@ -3,6 +3,7 @@
 """Host stacks of a PyTorch training: are the lines right, and what do they cost?
 
     python3 test/gpu/stacks.py --bin bin [--pairs 10] [--steps 300] [--only lines,links,cost,bound]
+    python3 test/gpu/stacks.py --bin bin --only callbacks,phases
 
 The training (this file, as a child) opens an NVTX range for each line of its forward pass, named after the line. So:
 
@@ -16,6 +17,12 @@ The cost is that of a training without the sleep, recorded with and without stac
 median over the pairs, which must be at most 1.02. `cost` has small layers, so launches bound its steps; those of `bound` are
 bound by the GPU. With two GPUs the runs of a pair are side by side: each has a GPU and half of the processors, which they
 exchange twice a second, and the GPUs change from pair to pair. With one GPU they alternate.
+
+Two processes differ by some per cent for other reasons. `callbacks` and `phases` measure the parts of the cost within one process.
+`callbacks`: the same launches before and after the recording needs callbacks for launches, for which an NVTX range is opened.
+`phases`: steps with and without samples, in turns of half a second. The recorder is built for it, in a folder of its own:
+
+    CGO_CFLAGS="-O2 -g -DGPUFL_STACKS_PHASE=500000000" test/gpu/build bin
 """
 import argparse, collections, concurrent.futures, json, os, re, statistics, subprocess, sys, tempfile, time
 
@@ -24,7 +31,7 @@ import places
 ME = os.path.abspath(__file__)
 
 
-def train(steps, seconds, ranges, emit, width, batch):
+def train(steps, seconds, ranges, emit, width, batch, ended=None):
     import contextlib
 
     import torch
@@ -68,8 +75,11 @@ def train(steps, seconds, ranges, emit, width, batch):
                 torch.cuda.synchronize()
             if step >= 20:
                 taken.append(time.perf_counter() - began)
+                if ended:
+                    ended(int(began * 1e9), time.perf_counter_ns())  # the clock of the recorder
     torch.cuda.synchronize()
-    print(json.dumps({"ms": 1e3 * statistics.median(taken), "wall": sum(taken), "loss": loss.item()}))
+    if not ended:
+        print(json.dumps({"ms": 1e3 * statistics.median(taken), "wall": sum(taken), "loss": loss.item()}))
 
 
 def record(args, stacks, steps, seconds=0.0, ranges=False, emit=False, gpu=None, processors=None, width=256, batch=64):
@@ -180,7 +190,80 @@ def bound(args):
     cost(args, 600, width=4096, batch=4096)
 
 
+PHASE = 500_000_000  # GPUFL_STACKS_PHASE
+
+
+def traced(args, *command, stacks=False):
+    """Runs a child, and returns what it printed and what the recorder says about it."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = subprocess.run([os.path.join(args.bin, "gpuflight"), "trace", "--output", os.path.join(folder, "out.otlp.jsonl"), *(["--stacks"] if stacks else []), "--",
+                              sys.executable, ME, *map(str, command)], capture_output=True, text=True, timeout=300)
+    if run.returncode != 0:
+        sys.exit(f"the training failed: {run.stderr}")
+    return json.loads(run.stdout.splitlines()[-1]), run.stderr
+
+
+def launches():
+    """The time of a launch of an operator without and with callbacks, in ns: the least of 300 loops."""
+    import torch
+
+    y = torch.zeros(64, device="cuda")
+
+    def loop():
+        torch.cuda.synchronize()
+        began = time.perf_counter_ns()
+        for _ in range(2_000):
+            y.add_(1)
+        taken = time.perf_counter_ns() - began
+        torch.cuda.synchronize()
+        return taken / 2_000
+
+    loop()
+    without = min(loop() for _ in range(300))
+    torch.cuda.nvtx.range_push("callbacks")
+    torch.cuda.nvtx.range_pop()
+    print(json.dumps([without, min(loop() for _ in range(300))]))
+
+
+def callbacks(args):
+    for _ in range(10):
+        (without, with_callbacks), _ = traced(args, "--launches")
+        print(f"     a launch of an operator: {without:.0f} ns, with callbacks {with_callbacks:.0f} ns", flush=True)
+
+
+def turns(steps):
+    """Trains, and prints the mean time of a step in each phase, as [phase, ms, steps]. Steps of twice the median and more are those
+    in which the machine did something else."""
+    taken = collections.defaultdict(list)
+
+    def ended(began, end):
+        if began // PHASE == end // PHASE:
+            taken[end // PHASE].append(end - began)
+
+    train(steps, 0, False, False, 256, 64, ended)
+    most = 2 * statistics.median(x for t in taken.values() for x in t)
+    kept = {n: [x for x in t if x < most] for n, t in sorted(taken.items())}
+    print(json.dumps([[n, statistics.fmean(t) / 1e6, len(t)] for n, t in kept.items() if t]))
+
+
+def phases(args):
+    for _ in range(2):
+        means, said = traced(args, "--turns", 40_000, stacks=True)
+        means = {n: ms for n, ms, steps in means if steps >= 100}
+        # Each phase with samples against the mean of its neighbours.
+        ratios = sorted(2 * ms / (means[n - 1] + means[n + 1]) for n, ms in means.items() if n % 2 == 1 and n - 1 in means and n + 1 in means)
+        k = max(0, int((len(ratios) - 1.96 * len(ratios) ** 0.5) / 2) - 1)
+        off = statistics.median(ms for n, ms in means.items() if n % 2 == 0)
+        print(f"     {len(ratios)} phases, step without samples {off:.4f} ms, with samples {statistics.median(ratios):.4f} times as long, "
+              f"95 % interval {ratios[k]:.4f} to {ratios[-1 - k]:.4f}", flush=True)
+        print("     " + next((line for line in said.splitlines() if "host stacks" in line), said), flush=True)
+
+
 def main():
+    if sys.argv[1:2] == ["--launches"]:
+        return launches()
+    if sys.argv[1:2] == ["--turns"]:
+        return turns(int(sys.argv[2]))
     if sys.argv[1:2] == ["--child"]:
         steps, seconds, ranges, emit, width, batch = sys.argv[2:]
         return train(int(steps), float(seconds), ranges == "1", emit == "1", int(width), int(batch))
@@ -190,7 +273,7 @@ def main():
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--only", default="lines,links,cost,bound")
     args = parser.parse_args()
-    for part in lines, links, cost, bound:
+    for part in lines, links, cost, bound, callbacks, phases:
         if part.__name__ in args.only.split(","):
             part(args)
     sys.exit(failures > 0)
