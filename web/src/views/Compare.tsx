@@ -104,7 +104,7 @@ export function Compare() {
             </strong>
             <Badge
               tone={sb > sa * 1.05 ? "bad" : sb < sa * 0.95 ? "good" : undefined}
-              title="Of all launches, also those outside steps and of outliers. The tests above are of typical steps."
+              title="Of all launches, also outside steps. The tests above are of medians of blocks of steps, so single slow steps do not count there."
             >
               {signedPercent(sb / sa - 1)} kernel time
             </Badge>
@@ -318,12 +318,20 @@ function Verdict({ c }: { c: Comparison }) {
             <thead>
               <tr>
                 <th scope="col">Part of a step</th>
-                {["A", "B", "Effect", "Change", "At 95 %"].map((h) => (
-                  <th key={h} scope="col" className={ui.right}>
+                {[
+                  ["A", "Mean of the medians of blocks of steps"],
+                  ["B", "Mean of the medians of blocks of steps"],
+                  ["Effect", "B − A"],
+                  ["Change", "(B − A) / A"],
+                  ["At 95 %", "Bounds of the change by Welch's test"],
+                ].map(([h, title]) => (
+                  <th key={h} scope="col" className={ui.right} title={title}>
                     {h}
                   </th>
                 ))}
-                <th scope="col">Result</th>
+                <th scope="col" title="Of a test, or untested: below 1 % of the step, or too few steps">
+                  Result
+                </th>
               </tr>
             </thead>
             <tbody>
@@ -347,7 +355,7 @@ const partNames: Record<string, string> = {
 
 function Part({ r, c }: { r: Row; c: Comparison }) {
   const t = r.duration;
-  // A tested time is a mean of blocks of steps, and another one is the mean of the steps. Both are made of all steps.
+  // A tested time is the mean of the medians of blocks of steps, and another one is the mean of the steps. Both are made of all steps.
   const mean = (session: string, s: Schemas["CompareSums"], tested: number | undefined) => (
     <Link
       to="/sessions/$session/findings"
@@ -356,7 +364,7 @@ function Part({ r, c }: { r: Row; c: Comparison }) {
       title={
         tested === undefined
           ? `mean of ${plural(s.count, "step")}`
-          : `mean of blocks of steps without outliers; that of all ${plural(s.count, "step")} is ${duration(Math.round(s.ns / Math.max(s.count, 1)))}`
+          : `mean of the medians of blocks of steps; that of all ${plural(s.count, "step")} is ${duration(Math.round(s.ns / Math.max(s.count, 1)))}`
       }
       {...num("sum", s.ns, r.name === "step" ? "wall" : r.name)}
     >
