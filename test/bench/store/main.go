@@ -394,11 +394,12 @@ func (t *times) round(ctx context.Context, s store.Store, last store.Op) error {
 		{"rows of 100 ms", func() error {
 			from, _ := window(1000)
 			page, err := s.Ops(ctx, store.OpQuery{Session: session, From: from, To: from + 1e8, Overlapping: true})
-			return check(len(page.Rows) > 0, err)
+			later := slices.ContainsFunc(page.Rows, func(o store.OpRow) bool { return o.StartNs >= from+1e8 })
+			return check(!later, err) // there may be none
 		}},
 		{"kernels by name, p50, p99", func() error {
 			list, err := s.Kernels(ctx, store.KernelQuery{Session: session})
-			return check(len(list) > 1 && list[0].P99Ns > 0, err)
+			return check(len(list) > 0 && list[0].P99Ns > 0, err)
 		}},
 		{"kernels by path", func() error {
 			list, err := s.Kernels(ctx, store.KernelQuery{Session: session, Group: store.GroupPath})

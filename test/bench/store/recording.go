@@ -63,7 +63,7 @@ func newSource(files []string, end int64) (source, error) {
 	return r, nil
 }
 
-// readPart reads a recording as `gpuflight record` and the file exporter write it: OTLP in lines of JSON.
+// readPart reads a recording as `gpuflight trace` writes it, OTLP in lines of JSON, compressed by gzip.
 func readPart(file string) (p part, err error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -128,7 +128,7 @@ func (r *repeated) next(n int) (batches []*store.Batch) {
 func (p *part) repeat(after int64, count int) *store.Batch {
 	b := *p.batch
 	b.Ops, b.Spans, b.Places = slices.Clone(b.Ops), slices.Clone(b.Spans), slices.Clone(b.Places)
-	mix := uint64(count+1) * 0x9e3779b97f4a7c15 // of the golden ratio: spreads over all bits
+	mix := uint64(after) * 0x9e3779b97f4a7c15 // differs each time, also in another process; the factor spreads it over all bits
 	id := func(id *store.SpanID) {
 		if *id != 0 {
 			*id ^= store.SpanID(mix)
