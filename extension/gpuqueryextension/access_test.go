@@ -429,8 +429,13 @@ func TestAccess_Paths(t *testing.T) {
 	index := call(p, http.MethodGet, "/").Body.String()
 	for _, path := range []string{"/../../../../etc/passwd", "/..%2f..%2fetc%2fpasswd", "/%2e%2e/%2e%2e/etc/passwd", "/assets/../../server.go", "/ui/dist/index.html"} {
 		w := call(p, http.MethodGet, path)
-		if w.Code == http.StatusOK {
+		switch w.Code {
+		case http.StatusOK:
 			assert.Equal(t, index, w.Body.String(), path)
+		case http.StatusTemporaryRedirect, http.StatusMovedPermanently:
+			assert.NotContains(t, w.Header().Get("Location"), "..", path)
+		default:
+			assert.Equal(t, http.StatusNotFound, w.Code, path)
 		}
 	}
 }

@@ -24,18 +24,21 @@ func TestAssets_Bundle(t *testing.T) {
 	assert.Equal(t, http.StatusNotModified, call(s, http.MethodGet, "/", "If-None-Match", tag).Code)
 	files := regexp.MustCompile(`(?:src|href)="(/[^"]+)"`).FindAllStringSubmatch(index.Body.String(), -1)
 	require.NotEmpty(t, files)
+	size := 0
 	for _, f := range files {
 		plain := call(s, http.MethodGet, f[1])
 		require.Equal(t, http.StatusOK, plain.Code, f[1])
 		assert.NotContains(t, plain.Header().Get("Content-Type"), "text/html", f[1])
 		packed := call(s, http.MethodGet, f[1], "Accept-Encoding", "gzip, br")
 		require.Equal(t, "gzip", packed.Header().Get("Content-Encoding"), f[1])
+		size += packed.Body.Len()
 		z, err := gzip.NewReader(packed.Body)
 		require.NoError(t, err)
 		body, err := io.ReadAll(z)
 		require.NoError(t, err)
 		assert.Equal(t, plain.Body.String(), string(body))
 	}
+	assert.Less(t, size, 250_000, "bytes of the compressed bundle")
 	assert.Equal(t, http.StatusNotFound, call(s, http.MethodGet, "/assets/none.js").Code)
 	assert.Equal(t, http.StatusMethodNotAllowed, call(s, http.MethodPost, "/").Code)
 	for _, target := range []string{"/../openapi.yaml", "/%2e%2e/openapi.yaml", "/notbuilt/index.html"} {

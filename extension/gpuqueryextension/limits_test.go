@@ -5,6 +5,7 @@ package gpuqueryextension
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -66,15 +67,35 @@ func TestServer_TooManyRequests(t *testing.T) {
 	assert.Zero(t, s.queued.Load())
 }
 
+// broken is a store whose list of sessions fails. It reports the deadlines of the calls.
+type broken struct {
+	store.Backend
+	err       error
+	deadlines chan time.Time
+}
+
+func (f broken) Sessions(ctx context.Context, _ store.SessionQuery) ([]store.SessionInfo, error) {
+	deadline, _ := ctx.Deadline()
+	f.deadlines <- deadline
+	return nil, f.err
+}
+
 func TestServer_QueryTime(t *testing.T) {
-	b := blocked{storetest.NewMemory(), make(chan struct{}, 1)}
-	s := newServer(b, options{logger: zap.NewNop()})
-	ctx, cancel := context.WithDeadline(t.Context(), time.Now())
-	defer cancel()
-	w := httptest.NewRecorder()
-	s.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/api/v1/health", http.NoBody))
+	f := broken{storetest.NewMemory(), context.DeadlineExceeded, make(chan time.Time, 1)}
+	begin := time.Now()
+	w := call(newServer(f, options{loopback: true, logger: zap.NewNop()}), http.MethodGet, "/api/v1/sessions")
+	deadline := <-f.deadlines
+	assert.WithinRange(t, deadline, begin.Add(maxQueryTime), time.Now().Add(maxQueryTime))
 	assert.Equal(t, http.StatusServiceUnavailable, w.Code)
 	assert.JSONEq(t, `{"error":"the query did not finish within 30 s"}`, w.Body.String())
+}
+
+func TestServer_StoreRetry(t *testing.T) {
+	f := broken{storetest.NewMemory(), fmt.Errorf("%w: the disk is full", store.ErrRetry), make(chan time.Time, 1)}
+	w := call(newServer(f, options{loopback: true, logger: zap.NewNop()}), http.MethodGet, "/api/v1/sessions")
+	assert.Equal(t, http.StatusServiceUnavailable, w.Code)
+	assert.Equal(t, "1", w.Header().Get("Retry-After"))
+	assert.JSONEq(t, `{"error":"temporarily unavailable: the disk is full"}`, w.Body.String())
 }
 
 func TestServer_LargeBody(t *testing.T) {
@@ -208,6 +229,27 @@ func FuzzParameters(f *testing.F) {
 		s.ServeHTTP(w, r)
 		if w.Code >= 500 && w.Code != http.StatusNotImplemented { // the store in memory writes no Parquet
 			t.Errorf("%q: %d %s", target, w.Code, w.Body)
+		}
+	})
+}
+
+// FuzzBodies sends bodies to the paths that decode them.
+func FuzzBodies(f *testing.F) {
+	s := newServer(storetest.NewMemory(), options{auth: authenticator{}, loopback: true, allowSQL: true, logger: zap.NewNop()})
+	for _, body := range []string{`{"session":"a","statement":"SELECT 1"}`, `{"key":"gpfl_x"}`, `{"key":"right"}`, `{} {}`, `{"key":`, `[]`, "\xff"} {
+		f.Add(body)
+	}
+	f.Fuzz(func(t *testing.T, body string) {
+		for _, path := range []string{"/api/v1/login", "/api/v1/sql"} {
+			r := httptest.NewRequest(http.MethodPost, path, strings.NewReader(body))
+			r.Host = "localhost"
+			r.Header.Set("Content-Type", "application/json")
+			r.Header.Set("Authorization", "Bearer right")
+			w := httptest.NewRecorder()
+			s.ServeHTTP(w, r)
+			if w.Code >= 500 && w.Code != http.StatusNotImplemented { // the store in memory has no SQL
+				t.Errorf("%s %q: %d %s", path, body, w.Code, w.Body)
+			}
 		}
 	})
 }

@@ -105,8 +105,8 @@ func (q *query) list(name string, most int) []string {
 		return nil
 	}
 	list := strings.Split(v, ",")
-	if len(list) > most {
-		q.fail(name, "must have at most %d values", most)
+	if len(list) > most || !utf8.ValidString(v) {
+		q.fail(name, "must be valid UTF-8 of at most %d values", most)
 		return nil
 	}
 	return list

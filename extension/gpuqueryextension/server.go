@@ -99,6 +99,7 @@ func newServer(b store.Backend, o options) *server {
 	session("/scopes/{path}/instances", s.instances)
 	session("/gaps", s.gaps)
 	session("/analysis", s.analysis)
+	session("/analysis/gaps", s.analysedGaps)
 	session("/analysis/critical", s.critical)
 	session("/stacks", s.stacks)
 	session("/functions", s.functions)
@@ -372,6 +373,9 @@ func (s *server) fail(ctx context.Context, w http.ResponseWriter, err error) {
 		writeError(w, http.StatusServiceUnavailable, "the query did not finish within 30 s")
 	case ctx.Err() != nil:
 		// The client has left.
+	case errors.Is(err, store.ErrRetry):
+		w.Header().Set("Retry-After", "1")
+		writeError(w, http.StatusServiceUnavailable, err.Error())
 	default:
 		s.logger.Error("query failed", zap.Error(err))
 		writeError(w, http.StatusInternalServerError, "the store failed: see the Collector's log")

@@ -52,6 +52,9 @@ func (b *backend) analyse(ctx context.Context, tick <-chan time.Time) {
 			}
 		case s := <-b.ended:
 			b.keepParts(ctx, s.session, s.ops, true)
+			if ctx.Err() == nil {
+				_ = b.keepWaiting(ctx, s.session, nil) // after an error, the next process analyses it again
+			}
 		}
 	}
 }

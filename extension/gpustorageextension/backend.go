@@ -54,7 +54,7 @@ func openBackend(ctx context.Context, name string, cfg *BackendConfig, logger *z
 	if s, ok := b.Store.(store.Scanner); ok {
 		b.api = &scanning{b, s}
 	}
-	if err = b.findUnsealed(ctx); err != nil {
+	if err = b.findUnfinished(ctx); err != nil {
 		return nil, errors.Join(err, b.Store.Close(ctx))
 	}
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))

@@ -205,12 +205,25 @@ func (b *backend) sealAll(t *testing.T) {
 }
 
 // TestBackend_Analyses seals a session and expects the time of its device in metrics. The Collector has been
-// restarted since the last data.
+// restarted since the last data, before or after it sealed the session.
 func TestBackend_Analyses(t *testing.T) {
+	for _, sealed := range []bool{false, true} {
+		t.Run(fmt.Sprintf("sealed %v", sealed), func(t *testing.T) { analyses(t, sealed) })
+	}
+}
+
+func analyses(t *testing.T, sealed bool) {
 	dir := t.TempDir()
 	g, _ := start(t, dir, nil)
-	_, err := g.backends["a"].Write(t.Context(), []*store.Batch{training("s", 1e18, 4e5)})
+	before := g.backends["a"]
+	before.stop()
+	before.done.Wait()
+	_, err := before.Write(t.Context(), []*store.Batch{training("s", 1e18, 4e5)})
 	require.NoError(t, err)
+	if sealed {
+		before.sealAll(t)
+		require.Len(t, before.ended, 1)
+	}
 	require.NoError(t, g.Shutdown(t.Context()))
 	g.backends = nil
 
@@ -241,6 +254,16 @@ func TestBackend_Analyses(t *testing.T) {
 	assert.InDelta(t, 39e-3+4e-4, got.Data.(metricdata.Sum[float64]).DataPoints[0].Value, 1e-9)
 	assert.InDelta(t, 40*4e-4, seconds["compute"], 1e-9)
 	assert.InDelta(t, 39*6e-4, seconds["host"]+seconds["launch"]+seconds["latency"], 1e-9)
+	require.Eventually(t, func() bool {
+		value, err := b.Store.(store.Scanner).KeptValue(t.Context(), "", "s", waiting)
+		require.NoError(t, err)
+		return value == nil
+	}, time.Minute, 10*time.Millisecond)
+	require.NoError(t, g.Shutdown(t.Context()))
+	g.backends = nil
+
+	g, _ = start(t, dir, nil)
+	assert.Zero(t, g.backends["a"].active.len(), "it is not analysed again")
 }
 
 // TestBackend_AnalysesMissingWork expects no metrics of a session that was recorded for a part of the time.

@@ -122,10 +122,20 @@ func (a *activity) idle(d time.Duration) map[session]time.Time {
 	return found
 }
 
-// findUnsealed notes the sessions that an earlier process did not seal, and so did not analyse to their ends. It does
-// not find those that were sealed just before that process stopped and waited for their analysis.
-func (b *backend) findUnsealed(ctx context.Context) error {
-	list, err := b.unsealed(ctx)
+// waiting is a kept value of a session from before it is sealed until it has been analysed to its end.
+const waiting = "waiting"
+
+// keepWaiting sets or, if value is nil, removes the value waiting. A store that keeps no values lacks it.
+func (b *backend) keepWaiting(ctx context.Context, s session, value []byte) error {
+	if k, ok := b.Store.(store.Scanner); ok {
+		return k.Keep(ctx, s.project, s.id, waiting, value)
+	}
+	return nil
+}
+
+// findUnfinished notes the sessions that an earlier process did not seal, or did not analyse to their ends.
+func (b *backend) findUnfinished(ctx context.Context) error {
+	list, err := b.unfinished(ctx)
 	if err != nil {
 		return fmt.Errorf("find sessions to seal: %w", err)
 	}
@@ -158,7 +168,9 @@ func (b *backend) seal(ctx context.Context) {
 			continue
 		}
 		if err == nil && !info.Sealed {
-			err = b.Store.Seal(ctx, s.project, s.id)
+			if err = b.keepWaiting(ctx, s, []byte{1}); err == nil {
+				err = b.Store.Seal(ctx, s.project, s.id)
+			}
 		}
 		switch {
 		case ctx.Err() != nil:

@@ -15,8 +15,9 @@ import (
 // opened is an open store of any kind.
 type opened struct {
 	store.Store
-	// unsealed lists the sessions that are not sealed. Their Counts may be unknown.
-	unsealed func(context.Context) ([]store.SessionInfo, error)
+	// unfinished lists the sessions that are not sealed, and those that wait for their analysis if the store keeps
+	// values. Their Counts may be unknown.
+	unfinished func(context.Context) ([]store.SessionInfo, error)
 	// usage is nil if the store does not know it.
 	usage func() usage
 }
@@ -44,8 +45,8 @@ func (c *DuckDBConfig) open(ctx context.Context, to *backend) (opened, error) {
 		return opened{}, err
 	}
 	return opened{
-		Store:    s,
-		unsealed: func(ctx context.Context) ([]store.SessionInfo, error) { return unsealed(ctx, s) },
+		Store:      s,
+		unfinished: func(ctx context.Context) ([]store.SessionInfo, error) { return unfinished(ctx, s) },
 		usage: func() usage {
 			st := s.Stats()
 			return usage{st.Bytes, st.Sessions, st.Waiting, st.Commits}
@@ -53,8 +54,8 @@ func (c *DuckDBConfig) open(ctx context.Context, to *backend) (opened, error) {
 	}, nil
 }
 
-// unsealed asks for all sessions of all projects.
-func unsealed(ctx context.Context, s *duckstore.Store) ([]store.SessionInfo, error) {
+// unfinished asks for all sessions of all projects.
+func unfinished(ctx context.Context, s *duckstore.Store) ([]store.SessionInfo, error) {
 	projects, err := s.Projects(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list projects: %w", err)
@@ -68,7 +69,11 @@ func unsealed(ctx context.Context, s *duckstore.Store) ([]store.SessionInfo, err
 				return nil, err
 			}
 			for i := range page {
-				if !page[i].Sealed {
+				value, err := s.KeptValue(ctx, project, page[i].ID, waiting)
+				if err != nil {
+					return nil, err
+				}
+				if !page[i].Sealed || value != nil {
 					list = append(list, page[i])
 				}
 			}
@@ -96,5 +101,5 @@ func (c *ClickHouseConfig) open(ctx context.Context) (opened, error) {
 	if err != nil {
 		return opened{}, err
 	}
-	return opened{Store: s, unsealed: s.Unsealed}, nil
+	return opened{Store: s, unfinished: s.Unsealed}, nil
 }

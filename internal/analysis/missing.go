@@ -135,9 +135,7 @@ func (r *Result) addMissing(ctx context.Context, src Source) (err error) {
 		unknown(&d.Parts, &d.Active)
 		d.Bound, d.HostScopes, d.HostLines, d.SyncCalls = BoundUnknown, []NameSum{}, []NameSum{}, []NameSum{}
 		for j := range d.Gaps {
-			g := &d.Gaps[j]
-			g.Cause, g.PartNs, g.Idle = Unknown, g.EndNs-g.StartNs, CauseSums{Unknown: g.EndNs - g.StartNs}
-			g.Call, g.Scope = "", ""
+			d.Gaps[j].missing()
 		}
 	}
 	x := &r.Steps
@@ -158,6 +156,12 @@ func (r *Result) addMissing(ctx context.Context, src Source) (err error) {
 		r.Findings = append(r.Findings, Finding{Kind: "missing_work", Text: text, Formula: "0", Evidence: []Ref{}})
 	}
 	return nil
+}
+
+// missing makes the cause of a gap unknown.
+func (g *Gap) missing() {
+	g.Cause, g.PartNs, g.Idle = Unknown, g.EndNs-g.StartNs, CauseSums{Unknown: g.EndNs - g.StartNs}
+	g.Call, g.Scope = "", ""
 }
 
 // losses reads the capture log of the session, which ends it. Until then the recorder's metrics have less.

@@ -225,6 +225,100 @@ func TestAPI_AnswersMatchDescription(t *testing.T) {
 	}
 }
 
+// TestAPI_InvalidParameters sends each parameter that is described with a value that no parameter can
+// have, and one that is not described.
+func TestAPI_InvalidParameters(t *testing.T) {
+	a := newAPI(t, newBackend(t))
+	values := known(t, a)
+	for _, path := range a.doc.Paths.InMatchingOrder() {
+		item := a.doc.Paths.Value(path)
+		if item.Get == nil || path == "/login" { // the state is public and has no parameters
+			continue
+		}
+		target := path
+		query := url.Values{}
+		for _, ref := range slices.Concat(item.Parameters, item.Get.Parameters) {
+			switch p := ref.Value; {
+			case p.In == "path":
+				target = strings.ReplaceAll(target, "{"+p.Name+"}", url.PathEscape(values[p.Name][0]))
+			case p.Required:
+				query.Set(p.Name, append(values[p.Name], "x")[0])
+			}
+		}
+		switch path { // These need one of two parameters.
+		case "/ranks":
+			query.Set("sessions", values["session"][0])
+		case "/sessions/{session}/analysis/critical":
+			query.Set("span", values["scope"][0])
+		}
+		refused := func(parameter string, query url.Values) {
+			t.Run(path+" "+parameter, func(t *testing.T) {
+				code, body, err := a.call(t, http.MethodGet, target+"?"+query.Encode())
+				require.NoError(t, err)
+				assert.Equal(t, http.StatusBadRequest, code, string(body))
+				var answer struct{ Error string }
+				require.NoError(t, json.Unmarshal(body, &answer))
+				assert.Contains(t, answer.Error, parameter)
+			})
+		}
+		for _, ref := range slices.Concat(item.Parameters, item.Get.Parameters) {
+			if p := ref.Value; p.In == "query" {
+				invalid := maps.Clone(query)
+				invalid.Set(p.Name, "\xff")
+				refused(p.Name, invalid)
+			}
+		}
+		unknown := maps.Clone(query)
+		unknown.Set("unknown", "1")
+		refused("unknown", unknown)
+	}
+}
+
+// TestAPI_ChangesMatchDescription sends the requests that change something, also without what they
+// need.
+func TestAPI_ChangesMatchDescription(t *testing.T) {
+	a := newAPI(t, newBackend(t))
+	seen := map[string]bool{}
+	for _, tt := range []struct {
+		method, target string
+		code           int
+	}{
+		{http.MethodPut, "/sessions/session-00/pin", 204},
+		{http.MethodPut, "/sessions/none/pin", 404},
+		{http.MethodDelete, "/sessions/session-00/pin", 204},
+		{http.MethodPut, "/baselines/good", 400},
+		{http.MethodPut, "/baselines/good?session=none", 404},
+		{http.MethodPut, "/baselines/good?session=session-00", 204},
+		{http.MethodDelete, "/baselines/good", 204},
+		{http.MethodDelete, "/baselines/good", 404},
+		{http.MethodDelete, "/sessions/session-00", 204},
+		{http.MethodDelete, "/sessions/session-00", 404},
+		{http.MethodPost, "/demo", 201},
+		{http.MethodPost, "/import", 501}, // the store is in memory
+		{http.MethodPost, "/sql", 403},    // it is off
+		{http.MethodPost, "/login", 404},  // there is no authenticator
+		{http.MethodDelete, "/login", 204},
+	} {
+		code, body, err := a.call(t, tt.method, tt.target)
+		require.NoError(t, err, "%s %s: %s", tt.method, tt.target, body)
+		assert.Equal(t, tt.code, code, "%s %s: %s", tt.method, tt.target, body)
+		if code < 300 {
+			assert.Equal(t, code == http.StatusNoContent, len(body) == 0, string(body))
+		}
+		path, _, _ := strings.Cut(tt.target, "?")
+		req, err := http.NewRequestWithContext(t.Context(), tt.method, a.address+path, http.NoBody)
+		require.NoError(t, err)
+		route, _, err := a.routes.FindRoute(req)
+		require.NoError(t, err)
+		seen[route.Operation.OperationID] = true
+	}
+	for path, item := range a.doc.Paths.Map() {
+		for method, op := range item.Operations() {
+			assert.True(t, method == http.MethodGet || seen[op.OperationID], "%s %s", method, path)
+		}
+	}
+}
+
 func TestAPI_TextOfPieces(t *testing.T) {
 	a := newAPI(t, newBackend(t))
 	code, body, err := a.call(t, http.MethodGet, "/sessions/session-00/texts")

@@ -134,15 +134,8 @@ func sessions(t *testing.T, l *load) (cpu time.Duration, memory int64) {
 	c := newCollector(t, t.TempDir())
 	c.args = c.args[:len(c.args)-2] // without the overlay
 	p := c.start()
-	var address string
-	for _, a := range c.args {
-		if value, ok := strings.CutPrefix(a, "GPUFLIGHT_LISTEN="); ok {
-			address = value
-		}
-	}
-	require.NotEmpty(t, address)
 	before := cpuOf(t, p)
-	l.run(t, address)
+	l.run(t, c.address())
 	cpu, memory = cpuOf(t, p)-before, peakOf(t, p)
 	p.Stop(time.Minute)
 	ctx := t.Context()

@@ -60,6 +60,16 @@ service:
 	return c
 }
 
+// address is that of OTLP over gRPC.
+func (c *collector) address() string {
+	for _, a := range c.args {
+		if value, ok := strings.CutPrefix(a, "GPUFLIGHT_LISTEN="); ok {
+			return value
+		}
+	}
+	panic("the Collector has no address")
+}
+
 func (c *collector) start() *process.Process {
 	p := process.Start(c.t, "/usr/bin/env", c.args...)
 	p.WaitOutput(process.Ready, 2*time.Minute)

@@ -7,6 +7,7 @@ package duckstore
 import (
 	"cmp"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"os"
@@ -423,7 +424,7 @@ func copyNew(from, to string) error {
 
 // copyRows copies the tables of a view into an attached file, except top_ops: its rows of several segments are not
 // those of all.
-func (v *view) copyRows(ctx context.Context, alias string) error {
+func (v *view) copyRows(ctx context.Context, tx *sql.Tx, alias string) error {
 	for _, t := range slices.Concat(rowTables[:], dictTables[:], rollupTables[:], []string{pathTable}) {
 		if t == "top_ops" || v.dropped && (t == "ops" || t == "samples") {
 			continue
@@ -436,7 +437,7 @@ func (v *view) copyRows(ctx context.Context, alias string) error {
 		if t == pathTable || slices.Contains(dictTables[:], t) {
 			query = "SELECT DISTINCT ON (id) * FROM (" + query + ")"
 		}
-		if _, err := v.s.db.ExecContext(ctx, "INSERT INTO "+alias+"."+t+" "+query); err != nil {
+		if _, err := tx.ExecContext(ctx, "INSERT INTO "+alias+"."+t+" "+query); err != nil {
 			return err
 		}
 	}

@@ -93,7 +93,13 @@ func (v *view) close() {
 
 // each runs a query over all segments. It replaces {table} by the rows of that table.
 func (v *view) each(ctx context.Context, query string, args []any, scan func(*sql.Rows) error) error {
-	err := v.s.each(ctx, v.tables(query), args, scan)
+	query = v.tables(query)
+	var err error
+	if len(args) > 0 {
+		err = v.s.each(ctx, query, args, scan)
+	} else {
+		err = v.s.withTx(ctx, func(tx *sql.Tx) error { return eachRow(ctx, tx, query, nil, scan) })
+	}
 	v.s.suspect(v.sess, err)
 	return err
 }

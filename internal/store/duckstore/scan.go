@@ -23,7 +23,7 @@ import (
 const scanBlock = 1 << 14
 
 // scan reads the rows of a query without database/sql, whose conversions take three times as long as the
-// query. Fill sets a row of a block from the values of a row. Done takes each full block, in another goroutine,
+// query. Fill sets a row of a block from the values of a row and must not panic. Done takes each full block, in another goroutine,
 // while scan fills the next one.
 func scan[T any](ctx context.Context, v *view, query string, args []any, fill func(*T, []driver.Value) error, done func([]T) error) error {
 	conn, err := v.s.db.Conn(ctx)
@@ -31,11 +31,16 @@ func scan[T any](ctx context.Context, v *view, query string, args []any, fill fu
 		return err
 	}
 	defer func() { _ = conn.Close() }()
+	tx, err := conn.BeginTx(ctx, nil) // see withTx
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()
 	return scanOn(ctx, v, conn, query, args, fill, done)
 }
 
-// scanOn is scan on a connection, which may have a transaction. Then fill must not panic: database/sql would close the
-// connection, which waits for the end of the transaction. A panic of done ends the process.
+// scanOn is scan on a connection that has a transaction. If fill panicked, database/sql would close the connection,
+// which waits for the end of the transaction. A panic of done ends the process.
 func scanOn[T any](ctx context.Context, v *view, conn *sql.Conn, query string, args []any, fill func(*T, []driver.Value) error, done func([]T) error) error {
 	named := make([]driver.NamedValue, len(args))
 	for i, a := range args {

@@ -191,7 +191,7 @@ func (s *Store) createFile(ctx context.Context, file string, meta map[string]str
 			}
 		}
 		if from != nil {
-			if err := from.copyRows(ctx, alias); err != nil {
+			if err := s.withTx(ctx, func(tx *sql.Tx) error { return from.copyRows(ctx, tx, alias) }); err != nil {
 				return err
 			}
 		}
@@ -430,6 +430,23 @@ func (s *Store) each(ctx context.Context, query string, args []any, scan func(*s
 		query = strings.ReplaceAll(query, "{db}", db[0])
 	}
 	return eachRow(ctx, s.db, query, args, scan)
+}
+
+// withTx calls run in a transaction, and commits it unless run returns an error.
+//
+// DuckDB plans a statement without parameters when it is prepared, with the statistics of that moment. Outside of
+// a transaction, it runs in a later one: of rows that are committed meanwhile, its answer lacks some or has wrong
+// values (https://github.com/duckdb/duckdb/issues/23704). A statement with parameters is planned when it runs.
+func (s *Store) withTx(ctx context.Context, run func(*sql.Tx) error) error {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }()
+	if err := run(tx); err != nil {
+		return err
+	}
+	return tx.Commit()
 }
 
 type querier interface {

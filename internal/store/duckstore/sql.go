@@ -215,7 +215,11 @@ func (v *view) copyTables(ctx context.Context, file string) (err error) {
 		if err != nil {
 			return err
 		}
-		if _, err := v.s.db.ExecContext(ctx, "CREATE TABLE "+alias+"."+name+" AS "+query); err != nil {
+		err = v.s.withTx(ctx, func(tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, "CREATE TABLE "+alias+"."+name+" AS "+query)
+			return err
+		})
+		if err != nil {
 			return errors.Join(ctx.Err(), err)
 		}
 	}

@@ -166,6 +166,9 @@ func openDuckDB(cfg Config, settings ...string) (*sql.DB, error) {
 		fmt.Sprintf("memory_limit='%dB'", cfg.MemoryLimit), fmt.Sprintf("threads=%d", cfg.Threads),
 		// By default the allocator keeps what was freed for up to 128 MiB of each thread.
 		"allocator_background_threads=true", "allocator_flush_threshold='16MiB'",
+		// It lets a scan for ORDER BY and LIMIT begin at the row group with the first value. If another transaction
+		// has begun to append that row group, it has no rows yet, and DuckDB 1.5.6 ends the scan there.
+		"disabled_optimizers='row_group_pruner'",
 		fmt.Sprintf("max_temp_directory_size='%dB'", cfg.TempLimit),
 		"preserve_insertion_order=true", "checkpoint_threshold='64MiB'", "enable_external_access=false", "lock_configuration=true",
 	})

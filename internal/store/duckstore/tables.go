@@ -6,6 +6,7 @@ package duckstore
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"os"
@@ -115,7 +116,10 @@ func (s *Store) WriteParquet(ctx context.Context, q store.TableQuery, file strin
 		return fmt.Errorf("write Parquet: %w", err)
 	}
 	defer func() { _ = os.Remove(building) }()
-	_, err = s.db.ExecContext(ctx, "COPY ("+query+") TO "+quote(building)+" (FORMAT parquet, COMPRESSION zstd)")
+	err = s.withTx(ctx, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, "COPY ("+query+") TO "+quote(building)+" (FORMAT parquet, COMPRESSION zstd)")
+		return err
+	})
 	if ctx.Err() != nil {
 		err = errors.Join(ctx.Err(), err)
 	}
