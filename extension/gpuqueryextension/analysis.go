@@ -19,6 +19,38 @@ const (
 
 // analysis answers why a session was slow.
 func (s *server) analysis(ctx context.Context, r *request) (any, error) {
+	steps := int(r.integer("steps", 100, 1, 10_000))
+	return s.analyse(r, func(src analysis.Source, o analysis.Options) (any, error) {
+		o.Steps = steps
+		found, err := analysis.Run(ctx, src, o)
+		if err != nil {
+			return nil, err
+		}
+		return analysis.NewAnswer(found, r.base), nil
+	})
+}
+
+// analysedGaps answers with the gaps of which the idle time of a device by cause consists.
+func (s *server) analysedGaps(ctx context.Context, r *request) (any, error) {
+	device, limit := r.text("device", 1000), int(r.integer("limit", 100, 1, 10_000))
+	var cause *analysis.Cause
+	if name := r.text("cause", 100); name != "" {
+		cause = new(analysis.Cause)
+		if cause.UnmarshalText([]byte(name)) != nil {
+			r.fail("cause", "is unknown")
+		}
+	}
+	return s.analyse(r, func(src analysis.Source, o analysis.Options) (any, error) {
+		found, err := analysis.ListGaps(ctx, src, o, device, cause, limit)
+		if err != nil {
+			return nil, err
+		}
+		return analysis.NewAnswerGaps(found, r.base), nil
+	})
+}
+
+// analyse calls run for the interval of a request, if not too many analyses are in progress.
+func (s *server) analyse(r *request, run func(analysis.Source, analysis.Options) (any, error)) (any, error) {
 	o := analysis.Options{Deadline: time.Now().Add(maxAnalysisTime)}
 	o.From, o.To = r.interval()
 	if err := r.check(); err != nil {
@@ -32,11 +64,7 @@ func (s *server) analysis(ctx context.Context, r *request) (any, error) {
 		return nil, err
 	}
 	defer end()
-	found, err := analysis.Run(ctx, analysis.FromReader(s.store, r.project, r.session), o)
-	if err != nil {
-		return nil, err
-	}
-	return analysis.NewAnswer(found, r.base), nil
+	return run(analysis.FromReader(s.store, r.project, r.session), o)
 }
 
 // beginAnalysis takes the place of an analysis, and returns what frees it. It fails if all are taken.

@@ -91,6 +91,51 @@ func TestAnalysis_Recording(t *testing.T) {
 	assert.Empty(t, part.Devices)
 }
 
+// The gaps of a cause sum to the idle time with this cause, and those without a cause to all idle time.
+func TestAnalysis_Gaps(t *testing.T) {
+	s, id := generated(t)
+	p := "/api/v1/sessions/" + id
+	d := get[analysis.Answer](t, s, p+"/analysis").Devices[0]
+	gaps := func(query string) analysis.AnswerGaps {
+		return get[analysis.AnswerGaps](t, s, fmt.Sprintf("%s/analysis/gaps?device=%s%s", p, d.ID, query))
+	}
+	all := gaps("&limit=10000")
+	assert.Equal(t, []int64{d.Start, d.Start + d.Active.WallNs}, []int64{all.From, all.To})
+	assert.Equal(t, []int64{int64(len(all.Gaps)), d.Active.IdleNs}, []int64{all.Count, all.SumNs})
+	require.True(t, all.Complete)
+	causes := 0
+	for _, c := range analysis.Causes() {
+		x, ns := gaps("&limit=10000&cause="+c.String()), int64(0)
+		for i := range x.Gaps {
+			g := &x.Gaps[i]
+			require.Positive(t, g.Idle[c])
+			require.True(t, i == 0 || g.Idle[c] <= x.Gaps[i-1].Idle[c])
+			require.Equal(t, g.DurationNs, g.Idle.Sum())
+			require.Equal(t, g.Start+g.DurationNs, g.After.Start)
+			ns += g.Idle[c]
+		}
+		assert.Equal(t, []int64{d.Active.Idle[c], d.Active.Idle[c]}, []int64{x.SumNs, ns}, c.String())
+		if ns > 0 {
+			causes++
+			assert.Equal(t, x.Gaps[:1], gaps("&limit=1&cause="+c.String()).Gaps, c.String())
+		}
+	}
+	assert.Equal(t, 2, causes, "launch and unknown, because the recording has no calls of the host")
+	assert.Empty(t, get[analysis.AnswerGaps](t, s, p+"/analysis/gaps?device=other").Gaps)
+	for _, query := range []string{"cause=gone", "limit=0", "from=5&to=4"} {
+		assert.Equal(t, http.StatusBadRequest, call(s, http.MethodGet, p+"/analysis/gaps?"+query).Code, query)
+	}
+}
+
+func TestAnalysis_Steps(t *testing.T) {
+	s, id := generated(t)
+	list := func(query string) []analysis.AnswerStep {
+		return get[analysis.Answer](t, s, "/api/v1/sessions/"+id+"/analysis"+query).Steps.Longest
+	}
+	assert.Len(t, list(""), 15)
+	assert.Equal(t, list("")[:4], list("?steps=4"))
+}
+
 func TestAnalysis_Limits(t *testing.T) {
 	s, id := generated(t)
 	target := "/api/v1/sessions/" + id + "/analysis"

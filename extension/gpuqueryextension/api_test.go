@@ -220,7 +220,7 @@ func TestParameters_Invalid(t *testing.T) {
 	for _, tt := range []struct{ target, parameter string }{
 		{"/api/v1/sessions?limit=0", "limit"}, {"/api/v1/sessions?from=-1", "from"}, {"/api/v1/sessions?from=9&to=9", "to"},
 		{"/api/v1/sessions?cursor=x", "cursor"}, {"/api/v1/sessions?q=%ff", "q"}, {"/api/v1/sessions?x=1", `"x"`},
-		{"/api/v1/traces/0", "trace"}, {"/api/v1/usage?by=x", "by"}, {"/api/v1/usage?by=host&of=x", "of"}, {p + "?base=x", "base"},
+		{"/api/v1/traces/0", "trace"}, {"/api/v1/usage?by=x", "by"}, {"/api/v1/usage?by=session&of=x", "of"}, {p + "?base=x", "base"},
 		{p + "/timeline?bins=4001", "bins"}, {p + "/timeline?lanes=a", "lanes"}, {p + "/timeline?from=1&from=2", "from"},
 		{p + "/timeline?to=9223372036854775807", "to"}, {p + "/shapes", "ids"}, {p + "/kernels?group=x", "group"},
 		{p + "/kernels?group=lane&name=x", "name"}, {p + "/operations?operation=x", "operation"},

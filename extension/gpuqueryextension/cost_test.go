@@ -108,6 +108,28 @@ func TestCost_ByServiceScopeAndRequest(t *testing.T) {
 	})
 }
 
+func TestUsage_SessionsOfGroup(t *testing.T) {
+	s, id := generated(t)
+	type usage struct{ Groups []usageGroup }
+	kernels := map[string]int64{}
+	for _, by := range []string{"service", "host", "run"} {
+		for _, g := range get[usage](t, s, "/api/v1/usage?by="+by).Groups {
+			var sum usageGroup
+			for _, x := range get[usage](t, s, "/api/v1/usage?by="+by+"&of="+url.QueryEscape(g.Name)).Groups {
+				sum.Sessions += x.Sessions
+				sum.Kernels += x.Kernels
+				sum.KernelNs += x.KernelNs
+				if x.Name == id {
+					kernels[by] = x.Kernels
+				}
+			}
+			assert.Equal(t, []int64{g.Sessions, g.Kernels, g.KernelNs}, []int64{sum.Sessions, sum.Kernels, sum.KernelNs}, by)
+		}
+		assert.Empty(t, get[usage](t, s, "/api/v1/usage?of=none&by="+by).Groups, by)
+	}
+	assert.Equal(t, map[string]int64{"service": 4859, "host": 4859, "run": 4859}, kernels)
+}
+
 // TestUsage_SessionsOfScope compares the numbers of each scope with those of its sessions, and these
 // with the scopes of the session.
 func TestUsage_SessionsOfScope(t *testing.T) {

@@ -99,6 +99,7 @@ func newServer(b store.Backend, o options) *server {
 	session("/scopes/{path}/instances", s.instances)
 	session("/gaps", s.gaps)
 	session("/analysis", s.analysis)
+	session("/analysis/gaps", s.analysedGaps)
 	session("/analysis/critical", s.critical)
 	session("/stacks", s.stacks)
 	session("/functions", s.functions)

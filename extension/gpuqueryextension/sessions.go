@@ -103,19 +103,19 @@ type usageGroup struct {
 	Sessions int64  `json:"sessions"`
 	Kernels  int64  `json:"kernels"`
 	KernelNs int64  `json:"kernel_ns"`
-	// Path is that of the scope, with the parameter of.
+	// Path is that of the scope, with by=scope and the parameter of.
 	Path *uint32 `json:"path,omitempty"`
 }
 
 func (s *server) usage(ctx context.Context, r *request) (any, error) {
-	const scope = 4
+	const session, scope = 3, 4
 	by := r.choice("by", "service", "host", "run", "session", "scope")
 	q := store.SessionQuery{Project: r.project, Service: r.text("service", 1000), Host: r.text("host", 1000), Limit: 1000}
 	q.From, q.To = r.absoluteInterval()
 	_, one := r.values["of"]
 	of := r.text("of", 10_000)
-	if one && by != scope {
-		r.fail("of", "needs by=scope")
+	if one && by == session {
+		r.fail("of", "needs another group than by=session")
 	}
 	if err := r.check(); err != nil {
 		return nil, err
@@ -143,7 +143,14 @@ func (s *server) usage(ctx context.Context, r *request) (any, error) {
 	for i := range list[:min(len(list), most)] {
 		info := &list[i]
 		if by != scope {
-			add([]string{info.Service, info.Host, info.Run, info.ID}[by], info.Operations[store.OpKernel], info.KernelNs)
+			name := []string{info.Service, info.Host, info.Run, info.ID}[by]
+			if one && name != of {
+				continue
+			}
+			if one {
+				name = info.ID
+			}
+			add(name, info.Operations[store.OpKernel], info.KernelNs)
 			continue
 		}
 		nodes, err := s.store.Scopes(ctx, r.project, info.ID)

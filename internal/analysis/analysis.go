@@ -22,8 +22,11 @@ type Options struct {
 	Deadline time.Time
 	// NoSteps skips the search for steps, which reads more than a short interval, and for missing work.
 	NoSteps bool
+	// Steps is the most steps in Steps.Longest. 0 means 100.
+	Steps int
 
 	profile *profiler // adds up groups if it is not nil
+	gaps    *Gaps     // lists gaps if it is not nil
 }
 
 // maxShapes bounds the shapes whose properties are kept between operations.
@@ -50,7 +53,7 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 		a.to = min(a.to, o.To)
 	}
 	if a.to <= a.from {
-		return &Result{FromNs: a.from, ToNs: a.from, Complete: true, Devices: []Device{}, Steps: (&stepList{}).result("none", "", ""), Findings: []Finding{}}, nil
+		return &Result{FromNs: a.from, ToNs: a.from, Complete: true, Devices: []Device{}, Steps: (&stepList{}).result("none", "", "", 0), Findings: []Finding{}}, nil
 	}
 	if keeps {
 		ctx, stop := context.WithCancel(ctx)
@@ -116,12 +119,15 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 		}
 	}
 	result.Complete = err == nil
-	a.addSteps(result, rule, name)
+	a.addSteps(result, rule, name, cmp.Or(o.Steps, defaultSteps))
 	result.Findings = findings(result)
 	if o.NoSteps {
 		return result, nil
 	}
-	return result, result.addMissing(ctx, src, last-first)
+	if err = result.addMissing(ctx, src, last-first); err == nil && o.gaps != nil {
+		err = o.gaps.list(ctx, src, a, result, o.Deadline)
+	}
+	return result, err
 }
 
 // sweep adds the operations that start in an interval, at the begin of the analysis also those that
@@ -189,6 +195,8 @@ type analysis struct {
 	profile  *profiler // nil if it was not needed yet
 	grouping bool      // operations are added to groups
 	more     bool      // scopes has only the first scopes of the interval
+
+	gaps *Gaps // nil except in a sweep that lists gaps
 
 	planned   func() error   // waits for the following values
 	parts     []part         // that cover the interval
@@ -365,6 +373,9 @@ func (a *analysis) device(row *store.OpRow) *device {
 func (a *analysis) newDevice(id, model string, index store.Int) *device {
 	d := &device{id: id, model: model, index: index, from: a.from, requests: a.requests, carry: carry{now: a.from, startup: a.startup, steps: a.stepperOf(id)}}
 	d.scopes.list = a.scopes
+	if a.gaps != nil && a.gaps.device == id {
+		d.all = a.gaps
+	}
 	a.devices[id] = d
 	a.order = append(a.order, d)
 	return d
@@ -402,8 +413,8 @@ func (a *analysis) busiest() (most *device) {
 	return most
 }
 
-// addSteps adds the steps of the device with the most kernel time.
-func (a *analysis) addSteps(r *Result, rule, name string) {
+// addSteps adds the steps of the device with the most kernel time, and lists the longest.
+func (a *analysis) addSteps(r *Result, rule, name string, listed int) {
 	most := a.busiest()
 	if most == nil {
 		most = &device{}
@@ -411,7 +422,7 @@ func (a *analysis) addSteps(r *Result, rule, name string) {
 	if rule == "kernels" {
 		name = most.steps.marker
 	}
-	r.Steps = most.list.result(rule, name, most.id)
+	r.Steps = most.list.result(rule, name, most.id, listed)
 }
 
 // smallKernel is the kernels of a shape whose grid does not fill the device.

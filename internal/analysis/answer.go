@@ -191,7 +191,7 @@ func (b answerBase) step(x *Step) AnswerStep {
 func (b answerBase) device(d *Device) AnswerDevice {
 	a := AnswerDevice{
 		ID: d.ID, Model: d.Model, Whole: d.Parts, Start: d.ActiveFromNs - int64(b), Active: d.Active, Bound: d.Bound, Kernels: d.Kernels, KernelNs: d.KernelNs,
-		PageableNs: d.PageableCopyNs, HostScopes: d.HostScopes, HostLines: d.HostLines, SyncCalls: d.SyncCalls, Gaps: []AnswerGap{},
+		PageableNs: d.PageableCopyNs, HostScopes: d.HostScopes, HostLines: d.HostLines, SyncCalls: d.SyncCalls,
 	}
 	if d.Kernels == 0 {
 		a.Start = 0
@@ -202,11 +202,38 @@ func (b answerBase) device(d *Device) AnswerDevice {
 	if d.QueueP50Ns >= 0 {
 		a.QueueP50Ns = &d.QueueP50Ns
 	}
-	for i := range d.Gaps {
-		g := &d.Gaps[i]
-		a.Gaps = append(a.Gaps, AnswerGap{
+	a.Gaps = b.gaps(d.Gaps)
+	return a
+}
+
+func (b answerBase) gaps(list []Gap) []AnswerGap {
+	answer := make([]AnswerGap, len(list))
+	for i := range list {
+		g := &list[i]
+		answer[i] = AnswerGap{
 			g.StartNs - int64(b), g.EndNs - g.StartNs, g.Cause, g.Idle, b.optionalRef(g.Before), b.optionalRef(g.After), g.Call, g.Scope, g.Stack, g.DelayStack,
-		})
+		}
+	}
+	return answer
+}
+
+// AnswerGaps is [Gaps] as JSON. From and To are the active interval of the device.
+type AnswerGaps struct {
+	// Base is Unix nanoseconds.
+	Base     int64       `json:"base,string"`
+	From     int64       `json:"from"`
+	To       int64       `json:"to"`
+	Complete bool        `json:"complete"`
+	Count    int64       `json:"count"`
+	SumNs    int64       `json:"sum_ns"`
+	Gaps     []AnswerGap `json:"gaps"`
+}
+
+// NewAnswerGaps returns the JSON of gaps. Times are relative to base, in Unix nanoseconds.
+func NewAnswerGaps(x *Gaps, base int64) *AnswerGaps {
+	a := &AnswerGaps{Base: base, Complete: x.Complete, Count: x.Count, SumNs: x.SumNs, Gaps: answerBase(base).gaps(x.List)}
+	if x.ToNs > 0 {
+		a.From, a.To = x.FromNs-base, x.ToNs-base
 	}
 	return a
 }

@@ -76,6 +76,7 @@ type device struct {
 	from      int64
 	requests  bool // see isRequests
 	scopes    scopeCursor
+	all       *Gaps // gets all gaps if it is not nil
 	carry
 	tally
 }
@@ -287,6 +288,9 @@ func (d *device) gap(a, b int64, w *work) {
 		d.syncNames.add(g.Call, idle[Sync])
 	}
 	d.keep(&g, w)
+	if d.all != nil {
+		d.all.add(d, g, w)
+	}
 }
 
 // returned is the latest time at which the call that launched the last operation can have returned, if its
@@ -410,14 +414,7 @@ func (d *device) keep(g *Gap, w *work) {
 		}
 		if !named {
 			named = true
-			if d.any {
-				before := d.last.ref
-				g.Before = &before
-			}
-			if w != nil {
-				after := w.ref
-				g.After, g.Stack, g.DelayStack = &after, w.stack, w.delayStack
-			}
+			g.name(d, w)
 		}
 		i, _ := slices.BinarySearchFunc(list, ns, func(x Gap, ns int64) int {
 			if x.Idle[c] >= ns { // equal ones keep their order
@@ -427,6 +424,18 @@ func (d *device) keep(g *Gap, w *work) {
 		})
 		list = slices.Insert(list, i, *g)
 		d.gaps[c] = list[:min(len(list), gapsPerCause)]
+	}
+}
+
+// name sets the operations around a gap that w ends.
+func (g *Gap) name(d *device, w *work) {
+	if d.any {
+		before := d.last.ref
+		g.Before = &before
+	}
+	if w != nil {
+		after := w.ref
+		g.After, g.Stack, g.DelayStack = &after, w.stack, w.delayStack
 	}
 }
 

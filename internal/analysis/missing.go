@@ -116,9 +116,7 @@ func (r *Result) addMissing(ctx context.Context, src Source, sessionNs int64) er
 		unknown(&d.Parts, &d.Active)
 		d.Bound, d.HostScopes, d.HostLines, d.SyncCalls = BoundUnknown, []NameSum{}, []NameSum{}, []NameSum{}
 		for j := range d.Gaps {
-			g := &d.Gaps[j]
-			g.Cause, g.PartNs, g.Idle = Unknown, g.EndNs-g.StartNs, CauseSums{Unknown: g.EndNs - g.StartNs}
-			g.Call, g.Scope = "", ""
+			d.Gaps[j].missing()
 		}
 	}
 	x := &r.Steps
@@ -137,6 +135,12 @@ func (r *Result) addMissing(ctx context.Context, src Source, sessionNs int64) er
 		r.Findings = append(r.Findings, Finding{Kind: "missing_work", Text: l.text(share), Formula: "0", Evidence: []Ref{}})
 	}
 	return nil
+}
+
+// missing makes the cause of a gap unknown.
+func (g *Gap) missing() {
+	g.Cause, g.PartNs, g.Idle = Unknown, g.EndNs-g.StartNs, CauseSums{Unknown: g.EndNs - g.StartNs}
+	g.Call, g.Scope = "", ""
 }
 
 // losses reads the capture log of the session, which ends it. Until then the recorder's metrics have less.

@@ -12,7 +12,7 @@ import (
 // Bounds of what is kept of steps.
 const (
 	maxSteps        = 200_000
-	maxListedSteps  = 100
+	defaultSteps    = 100 // listed without Options.Steps
 	maxOutliers     = 20
 	maxKernelNames  = 2000
 	candidateSteps  = 32
@@ -36,7 +36,7 @@ type Steps struct {
 	Max StepValues
 	// Typical is the step with the median wall, nil without steps.
 	Typical *Step
-	// Longest are the longest steps, Outliers the longest outliers, at most 20.
+	// Longest are the longest steps, at most Options.Steps, and Outliers the longest outliers, at most 20.
 	Longest  []Step
 	Outliers []Outlier
 	// OutlierCount is the number of all outliers.
@@ -244,7 +244,7 @@ func stepParts(p *Parts) map[string]int64 {
 	return m
 }
 
-func (l *stepList) result(rule, name, device string) Steps {
+func (l *stepList) result(rule, name, device string, listed int) Steps {
 	out := Steps{Rule: rule, Name: name, Device: device, Count: int64(len(l.list)), Longest: []Step{}, Outliers: []Outlier{}, More: l.more}
 	if !l.found() {
 		out.Rule, out.Name, out.Count = "none", "", 0
@@ -295,7 +295,7 @@ func (l *stepList) result(rule, name, device string) Steps {
 	}
 	slices.SortFunc(order, func(a, b int) int { return cmp.Or(cmp.Compare(l.list[b].WallNs, l.list[a].WallNs), cmp.Compare(a, b)) })
 	out.Typical = &l.list[order[len(order)/2]]
-	for _, i := range order[:min(len(order), maxListedSteps)] {
+	for _, i := range order[:min(len(order), listed)] {
 		out.Longest = append(out.Longest, l.list[i])
 	}
 	for _, i := range order {

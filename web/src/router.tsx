@@ -75,7 +75,15 @@ export const compareRoute = createRoute({
 export const ranksRoute = createRoute({
   getParentRoute: () => root,
   path: "/ranks",
-  validateSearch: (s: Raw) => optional({ ...interval(s.from, s.to), run: text(s.run), sessions: text(s.sessions) }),
+  validateSearch: (s: Raw) =>
+    optional({
+      ...interval(s.from, s.to),
+      run: text(s.run),
+      sessions: text(s.sessions),
+      rank: id(s.rank),
+      kind: text(s.kind),
+      span: spanId(s.span),
+    }),
   component: Ranks,
 });
 
@@ -108,6 +116,7 @@ export const timelineRoute = createRoute({
       m1: range.to,
       path: oneOf(s.path, ["1"]),
       y: id(s.y),
+      kind: text(s.kind),
     });
   },
   component: Timeline,
@@ -153,14 +162,14 @@ export const launchesRoute = createRoute({
 export const findingsRoute = createRoute({
   getParentRoute: () => sessionRoute,
   path: "findings",
-  validateSearch: (s: Raw) => optional(interval(s.from, s.to)),
+  validateSearch: (s: Raw) => optional({ ...interval(s.from, s.to), list: oneOf(s.list, ["steps"]) }),
   component: Findings,
 });
 
 export const gapsRoute = createRoute({
   getParentRoute: () => sessionRoute,
   path: "gaps",
-  validateSearch: (s: Raw) => optional(interval(s.from, s.to)),
+  validateSearch: (s: Raw) => optional({ ...interval(s.from, s.to), cause: text(s.cause), device: text(s.device) }),
   component: Gaps,
 });
 

@@ -23,6 +23,9 @@ const scope = nodes.filter((n) => n.instances > 1).toSorted((a, b) => b.total.ke
 // Of the recordings, minigpt has host stacks.
 const stacked = sessions.find((x) => x.service === "minigpt");
 
+// Of test/gpu/ranks/recordings.
+const ranked = sessions.find((x) => x.run && Number(x.rank_size) > 1);
+
 const pages = {
   sessions: "/",
   timeline: `${s}/timeline`,
@@ -37,13 +40,16 @@ const pages = {
   findings: `${s}/findings`,
   idle: `${s}/gaps`,
   usage: "/usage",
+  ranks: `/ranks?run=${encodeURIComponent(ranked?.run ?? "")}`,
   export: `${s}/timeline`,
+  first: "/",
   login: "/",
   compare: `/compare?a=${other.id}&b=${largest.id}`,
 };
 /** What a page needs before its screenshot. */
 const prepare = {
   export: (page) => page.locator("summary", { hasText: "Export" }).click(),
+  first: (page) => page.route("**/api/v1/sessions?*", (r) => r.fulfill({ json: { sessions: [] } })),
   // As a Collector with keys answers a browser without one.
   login: (page) =>
     page.route("**/api/v1/login", (r) => r.fulfill({ json: { required: true, authenticated: false, scopes: [] } })),
@@ -53,12 +59,12 @@ const only = process.argv[4]?.split(",");
 for (const [name, path] of Object.entries(pages)) {
   if (only && !only.includes(name)) continue;
   for (const theme of ["dark", "light"]) {
-    if (theme === "light" && !["timeline", "launch", "sessions"].includes(name) && !process.env.BOTH) continue;
+    if (theme === "light" && name !== "launch" && !process.env.BOTH) continue;
     const page = await browser.newPage({ viewport: size, colorScheme: theme });
     const errors = [];
     page.on("console", (m) => m.type() === "error" && errors.push(m.text()));
     page.on("pageerror", (e) => errors.push(String(e)));
-    if (name === "login") await prepare.login(page);
+    if (name === "login" || name === "first") await prepare[name](page);
     await page.goto(base + path);
     await page.waitForLoadState("networkidle");
     if (name === "export") await prepare.export(page);

@@ -235,7 +235,7 @@ describe("findings", () => {
     );
     assert.equal(device.compute_ns + device.communication_ns + device.copy_ns + device.idle_ns, device.wall_ns);
     assert.equal(await table.locator("tbody tr").count(), causes.length);
-    await table.getByRole("link").first().click();
+    await table.locator("td:last-child").getByRole("link").first().click();
     await page.waitForURL(/timeline\?.*m0=/);
     await close(page);
   });
@@ -288,7 +288,7 @@ describe("code", () => {
     for (const s of samples.filter((s) => s.pc === pc)) sums.set(s.what, (sums.get(s.what) ?? 0) + s.value);
     const parts = [...sums].sort(([, a], [, b]) => b - a).map(([k, v]) => `${k}: ${grouped(v)}`);
     assert.ok(parts.length > 0);
-    const expectedText = `Offset 0x${pc.toString(16).padStart(4, "0")} ${parts.join(", ")}`;
+    const expectedText = `Offset 0x${pc.toString(16).padStart(4, "0")}\n${parts.join("\n")}`;
     await listing.getByRole("status").getByText(parts[0]).waitFor();
     assert.equal(await listing.getByRole("status").innerText(), expectedText);
     assert.deepEqual(await serious(page), []);

@@ -6,8 +6,8 @@
 // kernel, and memory. It asks the questions of the UI while 40,000 rows/s arrive and after sealing. It
 // asks the same of other schemas in the same run.
 //
-// The data is a generated training (package storetest) in one session. GPUFLIGHT_BENCH_KERNELS sets
-// the number of kernels; 100,000,000 takes about half an hour. No answer of the store comes from its
+// The data is a generated training (package storetest) in one session, or with -recording the kernels of
+// recordings, repeated with new ids and times. GPUFLIGHT_BENCH_KERNELS sets the number of kernels; 100,000,000 takes about half an hour. No answer of the store comes from its
 // cache: each commit empties it, and after sealing each round opens the store again.
 //
 // With -directory, the store stays, and -phases selects what to do with it: decode, load (up to the number
@@ -41,6 +41,7 @@ import (
 const (
 	session    = "training"
 	batchSteps = 20
+	batchRows  = batchSteps * storetest.TrainingStep
 	// liveRows arrive in each interval of livePeriod: 40,000 rows/s.
 	liveRows   = 20_000
 	livePeriod = 500 * time.Millisecond
@@ -62,6 +63,11 @@ func main() {
 	launcher := flag.String("chdb", ".tools/chdb/chdb", "the launcher that scripts/chdb makes")
 	directory := flag.String("directory", "", "the folder of the stores, which stay; empty means a temporary one")
 	phases := flag.String("phases", strings.Join(allPhases, ","), "what to measure")
+	var recordings []string
+	flag.Func("recording", "repeat this recording, OTLP in lines of JSON, compressed by gzip; several follow one another", func(file string) error {
+		recordings = append(recordings, file)
+		return nil
+	})
 	profile := flag.String("profile", "", "write a CPU profile to this file")
 	flag.Parse()
 	if *profile != "" {
@@ -75,7 +81,7 @@ func main() {
 		}
 		defer pprof.StopCPUProfile()
 	}
-	if err := run(strings.Split(*phases, ","), kernels, *peers, *launcher, *directory); err != nil {
+	if err := run(strings.Split(*phases, ","), recordings, kernels, *peers, *launcher, *directory); err != nil {
 		fmt.Fprintln(os.Stderr, "store:", err)
 		os.Exit(1)
 	}
@@ -83,7 +89,7 @@ func main() {
 
 var allPhases = []string{"decode", "load", "live", "sealed", "analysis"}
 
-func run(phases []string, kernels, peers int64, launcher, work string) (err error) {
+func run(phases, recordings []string, kernels, peers int64, launcher, work string) (err error) {
 	for _, p := range phases {
 		if !slices.Contains(allPhases, p) {
 			return fmt.Errorf("unknown phase %q: choose from %s", p, strings.Join(allPhases, ", "))
@@ -101,7 +107,7 @@ func run(phases []string, kernels, peers int64, launcher, work string) (err erro
 			return err
 		}
 	}
-	if err := ours(filepath.Join(work, "store"), phases, kernels); err != nil {
+	if err := ours(filepath.Join(work, "store"), phases, recordings, kernels); err != nil {
 		return err
 	}
 	if peers == 0 {
@@ -159,7 +165,7 @@ func decode(dir string) (err error) {
 }
 
 // ours measures the store with a number of kernels.
-func ours(dir string, phases []string, kernels int64) (err error) {
+func ours(dir string, phases, recordings []string, kernels int64) (err error) {
 	ctx := context.Background()
 	config := duckstore.Config{Directory: dir}
 	// with opens the store and calls run.
@@ -173,10 +179,10 @@ func ours(dir string, phases []string, kernels int64) (err error) {
 	if slices.Contains(phases, "load") || slices.Contains(phases, "live") {
 		err := with(func(s store.Store) error {
 			info, err := s.Session(ctx, "", session)
-			if errors.Is(err, store.ErrNotFound) {
-				err = nil
+			if err != nil && !errors.Is(err, store.ErrNotFound) {
+				return err
 			}
-			g := storetest.NewTraining(info.LastNs)
+			g, err := newSource(recordings, info.LastNs)
 			if err == nil && slices.Contains(phases, "load") {
 				err = load(ctx, s, g, info.Operations[store.OpKernel], kernels)
 			}
@@ -242,21 +248,28 @@ func lastOp(ctx context.Context, s store.Store) (last store.Op, err error) {
 }
 
 // load writes kernels without OTLP until the session has a number of them.
-func load(ctx context.Context, s store.Store, g *storetest.Training, n, kernels int64) error {
+func load(ctx context.Context, s store.Store, g source, n, kernels int64) error {
 	var written int64
 	var cpu, wall time.Duration
-	for n < kernels {
-		b := g.Batch(batchSteps)
+	for shown := n; n < kernels; {
+		batches := g.next(batchRows)
 		start, begin := time.Now(), processorTime()
-		r, err := s.Write(ctx, []*store.Batch{b})
+		r, err := s.Write(ctx, batches)
 		if err != nil {
 			return err
 		}
 		cpu += processorTime() - begin
 		wall += time.Since(start)
 		written += r.Written
-		n += int64(len(b.Ops))
-		if n%5_000_000 == 0 {
+		for _, b := range batches {
+			for i := range b.Ops {
+				if b.Shapes[b.Ops[i].Shape].Operation == store.OpKernel {
+					n++
+				}
+			}
+		}
+		if n-shown >= 5_000_000 {
+			shown = n
 			fmt.Fprintf(os.Stderr, "%d kernels, %.0f rows/s, peak RSS %.0f MB, of Go %.0f MB\n", n, float64(written)/wall.Seconds(), peakMemory(), heap())
 		}
 	}
@@ -266,7 +279,7 @@ func load(ctx context.Context, s store.Store, g *storetest.Training, n, kernels 
 }
 
 // live asks while rows arrive.
-func live(ctx context.Context, s store.Store, g *storetest.Training) error {
+func live(ctx context.Context, s store.Store, g source) error {
 	last, err := lastOp(ctx, s)
 	if err != nil {
 		return err
@@ -290,9 +303,8 @@ func live(ctx context.Context, s store.Store, g *storetest.Training) error {
 				writing <- r
 				return
 			}
-			b := g.Rows(liveRows)
 			var written store.Result
-			written, r.err = s.Write(context.WithoutCancel(ctx), []*store.Batch{b})
+			written, r.err = s.Write(context.WithoutCancel(ctx), g.next(liveRows))
 			r.rows += written.Written
 		}
 		writing <- r
@@ -382,29 +394,28 @@ func (t *times) round(ctx context.Context, s store.Store, last store.Op) error {
 		{"rows of 100 ms", func() error {
 			from, _ := window(1000)
 			page, err := s.Ops(ctx, store.OpQuery{Session: session, From: from, To: from + 1e8, Overlapping: true})
-			return check(len(page.Rows) > 0, err)
+			later := slices.ContainsFunc(page.Rows, func(o store.OpRow) bool { return o.StartNs >= from+1e8 })
+			return check(!later, err) // there may be none
 		}},
 		{"kernels by name, p50, p99", func() error {
 			list, err := s.Kernels(ctx, store.KernelQuery{Session: session})
-			return check(len(list) == 50 && list[0].P99Ns > 0, err)
+			return check(len(list) > 0 && list[0].P99Ns > 0, err)
 		}},
 		{"kernels by path", func() error {
 			list, err := s.Kernels(ctx, store.KernelQuery{Session: session, Group: store.GroupPath})
-			return check(len(list) == 40, err)
+			return check(len(list) > 0, err)
 		}},
 		{"scope tree", func() (err error) {
 			nodes, err = s.Scopes(ctx, "", session)
-			return check(len(nodes) > 40, err)
+			return check(len(nodes) > 1, err)
 		}},
 		{"slowest instances of a scope", func() error {
-			i := slices.IndexFunc(nodes, func(n store.ScopeNode) bool { return n.Name == "layer7" && n.Instances > 0 })
-			list, err := s.Instances(ctx, store.InstanceQuery{Session: session, Path: nodes[i].Path, Sort: store.InstancesByDevice})
+			list, err := s.Instances(ctx, store.InstanceQuery{Session: session, Path: pathOf(nodes, "layer7", "step *"), Sort: store.InstancesByDevice})
 			return check(len(list) == 100 && list[0].KernelNs > 0, err)
 		}},
 		{steps, func() error {
-			i := slices.IndexFunc(nodes, func(n store.ScopeNode) bool { return n.Name == "step" && n.Instances > 0 })
-			list, err := store.Steps(ctx, s, store.InstanceQuery{Session: session, Path: nodes[i].Path, Limit: 10_000})
-			return check(len(list) > 0 && list[0].BusyNs > 0 && list[0].Kernels == storetest.TrainingStep, err)
+			list, err := store.Steps(ctx, s, store.InstanceQuery{Session: session, Path: pathOf(nodes, "step", "step *"), Limit: 10_000})
+			return check(len(list) > 0 && list[0].BusyNs > 0 && list[0].Kernels > 0, err)
 		}},
 		{"span by id and time", func() error {
 			op, _, err := s.Span(ctx, "", session, last.Span, last.StartNs)
@@ -431,6 +442,16 @@ func (t *times) round(ctx context.Context, s store.Store, last store.Op) error {
 		}
 	}
 	return nil
+}
+
+// pathOf returns the path of the scopes with one of the names, that of the generator or that of recordings, or 0.
+func pathOf(nodes []store.ScopeNode, names ...string) uint32 {
+	for i := range nodes {
+		if slices.Contains(names, nodes[i].Name) && nodes[i].Instances > 0 {
+			return nodes[i].Path
+		}
+	}
+	return 0
 }
 
 func check(ok bool, err error) error {

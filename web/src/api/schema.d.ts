@@ -412,6 +412,29 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/sessions/{session}/analysis/gaps": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description service.instance.id */
+                session: components["parameters"]["Session"];
+            };
+            cookie?: never;
+        };
+        /**
+         * The gaps of which the idle time of a device by cause consists
+         * @description `count` and `sum_ns` are of all gaps of the active interval of the device, and `sum_ns` is its `active.idle_by_cause_ns`. Both are of the part that was read if `complete` is false. The request reads all rows and counts as an analysis: see `getAnalysis`.
+         */
+        get: operations["getAnalysedGaps"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/sessions/{session}/analysis/critical": {
         parameters: {
             query?: never;
@@ -1342,6 +1365,16 @@ export interface components {
             stack: string;
             /** @description Host stack that most samples found before the launch, empty if unknown */
             delay_stack: string;
+        };
+        AnalysedGaps: {
+            base: components["schemas"]["UnixNano"];
+            /** @description Active interval of the device */
+            from: components["schemas"]["Time"];
+            to: components["schemas"]["Time"];
+            complete: boolean;
+            count: components["schemas"]["Count"];
+            sum_ns: components["schemas"]["Ns"];
+            gaps: components["schemas"]["AnalysedGap"][];
         };
         AnalysedDevice: {
             id: string;
@@ -2556,6 +2589,8 @@ export interface operations {
                 base?: components["parameters"]["Base"];
                 from?: components["parameters"]["From"];
                 to?: components["parameters"]["To"];
+                /** @description Most steps in `steps.longest` */
+                steps?: number;
             };
             header?: never;
             path: {
@@ -2574,6 +2609,42 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["Analysis"];
+                };
+            };
+            304: components["responses"]["NotModified"];
+            default: components["responses"]["Error"];
+        };
+    };
+    getAnalysedGaps: {
+        parameters: {
+            query?: {
+                /** @description Origin of all times of the request and the answer */
+                base?: components["parameters"]["Base"];
+                from?: components["parameters"]["From"];
+                to?: components["parameters"]["To"];
+                /** @description Device, empty if its id is unknown */
+                device?: string;
+                /** @description Only gaps with a part of this cause, the largest part first */
+                cause?: components["schemas"]["Cause"];
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                /** @description service.instance.id */
+                session: components["parameters"]["Session"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The gaps */
+            200: {
+                headers: {
+                    ETag: components["headers"]["ETag"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AnalysedGaps"];
                 };
             };
             304: components["responses"]["NotModified"];
@@ -2955,7 +3026,7 @@ export interface operations {
         parameters: {
             query?: {
                 by?: "service" | "host" | "run" | "session" | "scope";
-                /** @description With `by=scope`: the sessions of the scope with this name, empty for outside every scope */
+                /** @description The sessions of the group with this name, except with `by=session`. It is empty for outside every scope, and for sessions without a run */
                 of?: string;
                 service?: string;
                 host?: string;

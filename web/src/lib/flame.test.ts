@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 import { expect, test } from "vitest";
-import { boxes, find, flameTree, sampledStacks } from "./flame";
+import { boxes, find, flameTree, kernelsOf, sampledStacks } from "./flame";
 
 const stacks = [
   { stack: ["main", "train"], scope: ["step"], path: 3, name: "gemm", count: 2, sum_ns: 60 },
@@ -21,6 +21,22 @@ test("a tree from the host to lines", () => {
   expect(chain.map((f) => f.ns)).toEqual([100, 100, 70, 70, 60, 45]);
   expect(chain[4]?.path).toBe(3);
   expect(find(root, "0.1").map((f) => f.name)).toEqual(["all kernels", "main", "fill"]);
+});
+
+test("the kernels of a frame by scope sum to it", () => {
+  const root = flameTree(
+    [...stacks, { ...stacks[0], stack: ["other"], count: 3, sum_ns: 5 } as (typeof stacks)[0]],
+    lines,
+  );
+  expect(kernelsOf(root).map((k) => [k.name, k.path, k.scope, k.ns, k.count])).toEqual([
+    ["gemm", 3, ["step"], 65, 5],
+    ["fill", 0, [], 30, 1],
+    ["relu", 3, ["step"], 10, 4],
+  ]);
+  expect(kernelsOf(find(root, "0.0").at(-1) as typeof root).map((k) => [k.name, k.ns])).toEqual([
+    ["gemm", 60],
+    ["relu", 10],
+  ]);
 });
 
 test("launches without a stack are shared among those with one", () => {

@@ -8,8 +8,9 @@ export interface Frame {
   ns: number;
   /** Launches, or samples of a line. */
   count: number;
-  /** The path of scopes of a kernel. */
+  /** The path of scopes of a kernel, and their names. */
   path?: number;
+  scope?: readonly string[];
   children: Frame[];
 }
 
@@ -92,6 +93,7 @@ export function flameTree(stacks: readonly Stack[], lines: readonly Line[]): Fra
     for (const f of s.scope) chain.push(child(chain.at(-1) as Frame, "scope", f));
     const kernel = child(chain.at(-1) as Frame, "kernel", s.name);
     kernel.path = s.path;
+    kernel.scope = s.scope;
     for (const f of [...chain, kernel]) {
       f.ns += s.sum_ns;
       f.count += s.count;
@@ -161,4 +163,31 @@ export function boxes(root: Frame, id: string, smallest: number): { boxes: Box[]
   };
   add(focus, parts.join("."), 0, chain.length);
   return { boxes: result, hidden };
+}
+
+/** KernelSum is the launches of a kernel in a scope. */
+export interface KernelSum {
+  name: string;
+  path: number;
+  scope: readonly string[];
+  ns: number;
+  count: number;
+}
+
+/** kernelsOf sums the kernels of a frame by name and scope, the largest first. */
+export function kernelsOf(frame: Frame): KernelSum[] {
+  const sums = new Map<string, KernelSum>();
+  const visit = (f: Frame) => {
+    if (f.kind !== "kernel") {
+      f.children.forEach(visit);
+      return;
+    }
+    const key = `${f.path}|${f.name}`;
+    const sum = sums.get(key) ?? { name: f.name, path: f.path ?? 0, scope: f.scope ?? [], ns: 0, count: 0 };
+    sum.ns += f.ns;
+    sum.count += f.count;
+    sums.set(key, sum);
+  };
+  visit(frame);
+  return [...sums.values()].sort((a, b) => b.ns - a.ns || (a.name < b.name ? -1 : 1));
 }

@@ -113,6 +113,9 @@ export function signedPercent(ratio: number): string {
   return `${p > 0 ? "+" : p < 0 ? "−" : ""}${Math.abs(p) >= 10 ? Math.abs(p).toFixed(0) : Math.abs(p).toFixed(1)} %`;
 }
 
+/** words writes an identifier as words: copy_call is "copy call". */
+export const words = (id: string): string => id.replaceAll("_", " ");
+
 /** dims formats a grid or block: 32 × 8 × 1. */
 export const dims = (d: readonly number[] | undefined): string => (d?.length ? d.map(count).join(" × ") : "unknown");
 

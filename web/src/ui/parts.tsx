@@ -150,7 +150,16 @@ export type Made =
   | "value"
   | "rate"
   | "seconds"
-  | "cost";
+  | "cost"
+  // Of the column of the rows that "of" names.
+  | "sum"
+  | "p95"
+  | "excess"
+  | "late"
+  | "spread"
+  | "median"
+  // The time of a class of work, of the operations that overlap the interval of the target.
+  | "part";
 
 /**
  * num makes a link a number that is made of the rows of its target. The browser test follows each of
@@ -175,6 +184,7 @@ export const row = (v: {
   metrics?: Record<string, number>;
   seconds?: number;
   costs?: Record<string, number>;
+  values?: Record<string, number>;
 }) => ({ "data-row": JSON.stringify(v) });
 
 /** Copy is a button that copies a text. */

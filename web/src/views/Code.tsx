@@ -177,12 +177,14 @@ function FunctionView({ f, texts, path }: { f: Fn; texts: readonly Schemas["Text
             </tbody>
           </table>
         )}
-        <Efficiency m={f.metrics} />
+        <div style={{ paddingTop: 8 }}>
+          <Efficiency m={f.metrics} />
+        </div>
       </div>
       {q.error ? <Failure error={q.error} /> : null}
       <div className={c.panes}>
         {own.map((t) => (
-          <Listing key={t.key} info={t} samples={samples} />
+          <Listing key={t.key} info={t} samples={samples} rowsLink={rowsLink} />
         ))}
       </div>
       {!own.length && <Instructions samples={samples} rowsLink={rowsLink} />}
@@ -205,6 +207,8 @@ const order = ["source", "ptx", "sass"];
 interface Cell {
   value: number;
   what: Map<string, number>;
+  /** Of what, the stall reasons or the metric of which value is the sum. */
+  counted: Set<string>;
 }
 
 function sumBy(
@@ -216,10 +220,12 @@ function sumBy(
   for (const s of samples) {
     const k = key(s);
     if (k === undefined) continue;
-    const cell = result.get(k) ?? { value: 0, what: new Map() };
+    const cell = result.get(k) ?? { value: 0, what: new Map(), counted: new Set() };
     cell.what.set(s.what, (cell.what.get(s.what) ?? 0) + s.value);
-    if (stall ? s.kind === "stall" && !s.what.endsWith("_not_issued") : s.what === "smsp__sass_inst_executed")
+    if (stall ? s.kind === "stall" && !s.what.endsWith("_not_issued") : s.what === "smsp__sass_inst_executed") {
       cell.value += s.value;
+      cell.counted.add(s.what);
+    }
     result.set(k, cell);
   }
   return result;
@@ -231,7 +237,15 @@ const describe = (cell: Cell): string =>
     .map(([k, v]) => `${k}: ${count(v)}`)
     .join(", ");
 
-function Listing({ info, samples }: { info: Schemas["TextInfo"]; samples: readonly Schemas["SampleSum"][] }) {
+function Listing({
+  info,
+  samples,
+  rowsLink,
+}: {
+  info: Schemas["TextInfo"];
+  samples: readonly Schemas["SampleSum"][];
+  rowsLink: (value: number, of: string) => ReactNode;
+}) {
   const session = useSession();
   const q = useGet("/sessions/{session}/texts/{key}", { session: session.id, key: info.key });
   const cells = useMemo(() => sumBy(samples, (s) => (info.kind === "source" ? s.line : s.pc)), [samples, info.kind]);
@@ -257,7 +271,21 @@ function Listing({ info, samples }: { info: Schemas["TextInfo"]; samples: readon
             data-hot={cell !== undefined && cell.value > most * 0.5}
             {...(cell ? { tabIndex: 0, onFocus: select, onClick: select, title: describe(cell) } : {})}
           >
-            <td>{cell?.value ? count(cell.value) : ""}</td>
+            <td>
+              {cell?.value ? (
+                <Link
+                  to="."
+                  replace
+                  tabIndex={-1}
+                  search={((o: Record<string, unknown>) => ({ ...o, what: `${info.kind} ${pc}` })) as never}
+                  {...num("sum", cell.value, info.kind)}
+                >
+                  {count(cell.value)}
+                </Link>
+              ) : (
+                ""
+              )}
+            </td>
             <td>{number}</td>
             <td>
               {tokens(line, info.kind).map((t, k) => (
@@ -292,18 +320,26 @@ function Listing({ info, samples }: { info: Schemas["TextInfo"]; samples: readon
         </table>
       </section>
       {cells.size > 0 && (
-        <p className={c.cell} role="status">
+        <div className={c.cell} role="status">
           {cell ? (
             <>
               <strong>
                 {info.kind === "source" ? `Line ${chosen}` : `Offset 0x${chosen?.toString(16).padStart(4, "0")}`}
-              </strong>{" "}
-              {describe(cell)}
+              </strong>
+              <ul>
+                {[...cell.what]
+                  .sort(([, a], [, b]) => b - a)
+                  .map(([k, v]) => (
+                    <li key={k} {...row({ values: { [info.kind]: cell.counted.has(k) ? v : 0 } })}>
+                      {k}: {rowsLink(v, `${info.kind === "source" ? "line" : "pc"} ${chosen} ${k}`)}
+                    </li>
+                  ))}
+              </ul>
             </>
           ) : (
             <span className={ui.muted}>Select a row with a number to see its stall reasons and counters.</span>
           )}
-        </p>
+        </div>
       )}
     </section>
   );

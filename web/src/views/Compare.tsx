@@ -5,7 +5,7 @@ import type { Schemas } from "../api/client";
 import { url } from "../api/client";
 import { useGet } from "../api/hooks";
 import { compare, type Result as Joined, results, type Sums } from "../lib/compare";
-import { count, dims, duration, exactDuration, instant, plural, signedPercent } from "../lib/format";
+import { count, dims, duration, exactDuration, instant, plural, signedPercent, words } from "../lib/format";
 import { Badge, Choice, Failure, Loading, type Made, Message, num, SearchBox, Swatch, ui } from "../ui/parts";
 
 /** Compare shows what changed from session a to session b. */
@@ -31,11 +31,11 @@ export function Compare() {
   if (sessions.error) return <Failure error={sessions.error} />;
   if (!sessions.data) return <Loading />;
   const choose = (side: "a" | "b") => (
-    <label className={ui.row}>
+    <label className={`${ui.row} ${ui.nowrap}`} style={{ minWidth: 0 }}>
       <Badge>{side.toUpperCase()}</Badge>
       <select
         className={ui.input}
-        style={{ width: 340, maxWidth: "100%" }}
+        style={{ width: 340, minWidth: 0 }}
         aria-label={side === "a" ? "Baseline" : "Compared with it"}
         value={search[side] ?? ""}
         onChange={(e) => navigate({ search: (o) => ({ ...o, [side]: e.target.value || undefined }) })}
@@ -100,9 +100,12 @@ export function Compare() {
               ]}
             />
             <strong>
-              {duration(sa)} → {duration(sb)}
+              <AllKernels session={search.a} ns={sa} /> → <AllKernels session={search.b} ns={sb} />
             </strong>
-            <Badge tone={sb > sa * 1.05 ? "bad" : sb < sa * 0.95 ? "good" : undefined}>
+            <Badge
+              tone={sb > sa * 1.05 ? "bad" : sb < sa * 0.95 ? "good" : undefined}
+              title="Of all launches, also outside steps. The tests above are of medians of blocks of steps, so single slow steps do not count there."
+            >
               {signedPercent(sb / sa - 1)} kernel time
             </Badge>
             <span className={ui.spacer} />
@@ -220,6 +223,19 @@ export function Compare() {
   );
 }
 
+/** AllKernels is the kernel time of a session, which its table of kernels sums. */
+const AllKernels = ({ session, ns }: { session: string; ns: number }) => (
+  <Link
+    to="/sessions/$session/kernels"
+    params={{ session }}
+    search={{} as never}
+    title={exactDuration(ns)}
+    {...num("ns", ns)}
+  >
+    {duration(ns)}
+  </Link>
+);
+
 type Comparison = Schemas["Comparison"];
 type Row = Schemas["CompareRow"];
 
@@ -263,9 +279,20 @@ function Verdict({ c }: { c: Comparison }) {
   const side = (name: string, session: string, s: Schemas["CompareSide"]) => (
     <span>
       <Badge>{name}</Badge>{" "}
-      <Link to="/sessions/$session/findings" params={{ session }}>
-        {s.steps > 0 ? plural(s.steps, "step") : "no steps"}
-      </Link>
+      {s.steps > 0 ? (
+        <Link
+          to="/sessions/$session/findings"
+          params={{ session }}
+          search={{ list: "steps" } as never}
+          {...num("rows", s.steps)}
+        >
+          {plural(s.steps, "step")}
+        </Link>
+      ) : (
+        <Link to="/sessions/$session/findings" params={{ session }}>
+          no steps
+        </Link>
+      )}
     </span>
   );
   return (
@@ -291,17 +318,25 @@ function Verdict({ c }: { c: Comparison }) {
             <thead>
               <tr>
                 <th scope="col">Part of a step</th>
-                {["A", "B", "Effect", "Change", "At 95 %"].map((h) => (
-                  <th key={h} scope="col" className={ui.right}>
+                {[
+                  ["A", "Mean of the medians of blocks of steps"],
+                  ["B", "Mean of the medians of blocks of steps"],
+                  ["Effect", "B − A"],
+                  ["Change", "(B − A) / A"],
+                  ["At 95 %", "Bounds of the change by Welch's test"],
+                ].map(([h, title]) => (
+                  <th key={h} scope="col" className={ui.right} title={title}>
                     {h}
                   </th>
                 ))}
-                <th scope="col">Result</th>
+                <th scope="col" title="Of a test, or untested: below 1 % of the step, or too few steps">
+                  Result
+                </th>
               </tr>
             </thead>
             <tbody>
               {[c.step, ...c.parts].map((r) => (
-                <Part key={r.name} r={r} />
+                <Part key={r.name} r={r} c={c} />
               ))}
             </tbody>
           </table>
@@ -318,16 +353,31 @@ const partNames: Record<string, string> = {
   copy: "copies only",
 };
 
-function Part({ r }: { r: Row }) {
+function Part({ r, c }: { r: Row; c: Comparison }) {
   const t = r.duration;
-  const mean = (s: Schemas["CompareSums"]) => duration(Math.round(s.ns / Math.max(s.count, 1)));
+  // A tested time is the mean of the medians of blocks of steps, and another one is the mean of the steps. Both are made of all steps.
+  const mean = (session: string, s: Schemas["CompareSums"], tested: number | undefined) => (
+    <Link
+      to="/sessions/$session/findings"
+      params={{ session }}
+      search={{ list: "steps" } as never}
+      title={
+        tested === undefined
+          ? `mean of ${plural(s.count, "step")}`
+          : `mean of the medians of blocks of steps; that of all ${plural(s.count, "step")} is ${duration(Math.round(s.ns / Math.max(s.count, 1)))}`
+      }
+      {...num("sum", s.ns, r.name === "step" ? "wall" : r.name)}
+    >
+      {duration(Math.round(tested ?? s.ns / Math.max(s.count, 1)))}
+    </Link>
+  );
   // A bound of the interval can be below zero time, but no time can.
   const share = (ns: number) => (t && t.a > 0 ? signedPercent(Math.max(-1, ns / t.a)) : "");
   return (
     <tr data-part={r.name}>
-      <td>{partNames[r.name] ?? `idle: ${r.name.replaceAll("_", " ")}`}</td>
-      <td className={ui.right}>{t ? duration(Math.round(t.a)) : mean(r.a)}</td>
-      <td className={ui.right}>{t ? duration(Math.round(t.b)) : mean(r.b)}</td>
+      <td>{partNames[r.name] ?? `idle: ${words(r.name)}`}</td>
+      <td className={ui.right}>{mean(c.session_a, r.a, t?.a)}</td>
+      <td className={ui.right}>{mean(c.session_b, r.b, t?.b)}</td>
       {t ? (
         <td className={ui.right} title={exactDuration(r.effect_ns)}>
           {r.effect_ns > 0 ? "+" : ""}

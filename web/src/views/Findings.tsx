@@ -4,7 +4,7 @@ import type { Schemas } from "../api/client";
 import { url } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
 import { count, duration, exactDuration, offset, percent, plural } from "../lib/format";
-import { Badge, Bar, Failure, Loading, Message, ui } from "../ui/parts";
+import { Badge, Bar, Failure, Loading, type Made, Message, num, row, ui } from "../ui/parts";
 import { toSpan } from "./Inspector";
 import { WindowBadge } from "./Kernels";
 
@@ -26,7 +26,8 @@ export function Findings() {
   const session = useSession();
   const search = useSearch({ from: "/sessions/$session/findings" });
   const params = { session: session.id };
-  const query = { base: session.base, from: search.from, to: search.to };
+  const steps = search.list === "steps";
+  const query = { base: session.base, from: search.from, to: search.to, steps: steps ? 10_000 : undefined };
   // An analysis reads all rows, so a live session is analysed at longer intervals.
   const q = useGet("/sessions/{session}/analysis", params, query, { every: session.every ? 15_000 : false });
   if (q.error && !q.data) return <Failure error={q.error} />;
@@ -35,7 +36,12 @@ export function Findings() {
   return (
     <div className={ui.page}>
       <div className={ui.row}>
-        <h1>Findings</h1>
+        <h1>{steps ? "Steps" : "Findings"}</h1>
+        {steps && (
+          <Link to="." search={((o: Record<string, unknown>) => ({ ...o, list: undefined })) as never}>
+            back to the findings
+          </Link>
+        )}
         <WindowBadge from={search.from} to={search.to} />
         <a href={url(`/sessions/${encodeURIComponent(session.id)}/analysis`, query)} target="_blank" rel="noreferrer">
           as JSON
@@ -52,18 +58,34 @@ export function Findings() {
         </div>
       )}
       {a.devices.length === 0 && <Message>No work of a device.</Message>}
-      {a.devices.length > 0 && <Advice a={a} />}
-      {a.devices.map((d) => (
-        <DevicePanel key={d.id} d={d} a={a} />
-      ))}
-      {a.devices.length > 0 && <StepsPanel a={a} />}
+      {steps ? (
+        <StepList a={a} />
+      ) : (
+        a.devices.length > 0 && (
+          <>
+            <Advice a={a} />
+            {a.devices.map((d) => (
+              <DevicePanel key={d.id} d={d} a={a} />
+            ))}
+            <StepsPanel a={a} />
+          </>
+        )
+      )}
     </div>
   );
 }
 
-/** Show is a link to an interval in the timeline. */
-function Show(props: { start: number; ns: number; span?: string; path?: boolean; children: string }) {
-  const { start, ns, span, path, children } = props;
+/** Show is a link to an interval in the timeline. A number is the length of the interval. */
+export function Show(props: {
+  start: number;
+  ns: number;
+  span?: string;
+  path?: boolean;
+  number?: boolean;
+  title?: string;
+  children: string;
+}) {
+  const { start, ns, span, path, number, title, children } = props;
   const session = useSession();
   const extent = { from: 0, to: session.overview.session.duration_ns };
   return (
@@ -81,9 +103,51 @@ function Show(props: { start: number; ns: number; span?: string; path?: boolean;
               path: path ? "1" : undefined,
             }) as never
       }
-      title="Show it in the timeline"
+      title={title ?? (number ? exactDuration(ns) : "Show it in the timeline")}
+      {...(number ? num("sum", ns, "length") : {})}
     >
       {children}
+    </Link>
+  );
+}
+
+/** PartName is a class of work of a device, of which its operations in an interval give the time. */
+type PartName = "compute" | "communication" | "copy" | "idle";
+
+const partsOf = (p: Schemas["Parts"]): [PartName, string, number][] => [
+  ["compute", "compute", p.compute_ns],
+  ["communication", "communication only", p.communication_ns],
+  ["copy", "copies only", p.copy_ns],
+  ["idle", "idle", p.idle_ns],
+];
+
+/** PartTime is a number that links to the work of a device in an interval. */
+function PartTime(props: { device: string; start: number; ns: number; part: PartName; value: number; text?: string }) {
+  const { device, start, ns, part, value } = props;
+  const session = useSession();
+  const text = props.text ?? duration(value);
+  const lanes = session.overview.lanes.filter((l) => l.class !== "host");
+  const own = lanes.filter((l) => (l.device ?? "") === device).map((l) => l.id);
+  const filter = own.length === lanes.length ? undefined : own.join(",");
+  // The filter of a page has at most 500 characters. Some 100 streams of one device need more.
+  if (filter !== undefined && filter.length > 500) return <span title={exactDuration(value)}>{text}</span>;
+  return (
+    <Link
+      to="/sessions/$session/launches"
+      params={{ session: session.id }}
+      search={
+        {
+          operation: "kernel,graph,memcpy,memset",
+          from: Math.max(0, start),
+          to: start + ns,
+          overlapping: "true",
+          lane: filter,
+        } as never
+      }
+      title={exactDuration(value)}
+      {...num("part", value, part)}
+    >
+      {text}
     </Link>
   );
 }
@@ -115,7 +179,7 @@ function Advice({ a }: { a: Analysis }) {
                 : f.evidence.map((e) => (
                     <span key={e.span}>
                       <Show start={e.start} ns={1} span={e.span}>
-                        {e.name || e.span}
+                        {`${e.name || e.span} at ${offset(e.start, 1000)}`}
                       </Show>{" "}
                     </span>
                   ))}
@@ -128,18 +192,14 @@ function Advice({ a }: { a: Analysis }) {
 }
 
 function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
+  const session = useSession();
+  const search = useSearch({ from: "/sessions/$session/findings" });
   const p = d.active;
   const share = (ns: number) => (p.wall_ns > 0 ? ns / p.wall_ns : 0);
   const rows = a.causes
     .map((c) => ({ ...c, ns: p.idle_by_cause_ns[c.cause] ?? 0 }))
     .filter((c) => c.ns > 0)
     .sort((x, y) => y.ns - x.ns);
-  const parts: [string, number][] = [
-    ["compute", p.compute_ns],
-    ["communication only", p.communication_ns],
-    ["copies only", p.copy_ns],
-    ["idle", p.idle_ns],
-  ];
   const longest = (cause: string) =>
     d.gaps
       .filter((g) => g.start >= d.start && (g.idle_by_cause_ns[cause] ?? 0) > 0)
@@ -154,12 +214,23 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
         <Badge tone={d.bound === "device" ? "good" : d.bound === "unknown" ? undefined : "warn"}>
           {bounds[d.bound]}
         </Badge>
-        {parts.map(([name, ns]) => (
-          <span key={name} title={exactDuration(ns)}>
-            {name} <strong>{percent(share(ns))}</strong>
+        {partsOf(p).map(([part, name, ns]) => (
+          <span key={name}>
+            {name}{" "}
+            <strong>
+              <PartTime device={d.id} start={d.start} ns={p.wall_ns} part={part} value={ns} text={percent(share(ns))} />
+            </strong>
           </span>
         ))}
-        <span className={ui.muted}>of {duration(p.wall_ns)}</span>
+        <span className={ui.muted}>
+          of{" "}
+          <Show start={d.start} ns={p.wall_ns} number>
+            {duration(p.wall_ns)}
+          </Show>{" "}
+          {a.steps.count > 0 && a.steps.device === d.id
+            ? "from the first to the last step"
+            : "from the first kernel to the end of the work"}
+        </span>
       </div>
       <div className={`${ui.card} ${ui.tableScroll}`}>
         <table className={ui.table} aria-label="Idle time by cause">
@@ -173,15 +244,32 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
                 Of active
               </th>
               <th scope="col" className={ui.wide} />
-              <th scope="col">Longest gaps</th>
+              <th scope="col" title="The part of each gap that has this cause">
+                In the longest gaps
+              </th>
             </tr>
           </thead>
           <tbody>
             {rows.map((c) => (
               <tr key={c.cause} data-cause={c.cause}>
                 <td>{c.text}</td>
-                <td className={ui.right} title={exactDuration(c.ns)}>
-                  {duration(c.ns)}
+                <td className={ui.right}>
+                  <Link
+                    to="/sessions/$session/gaps"
+                    params={{ session: session.id }}
+                    search={
+                      {
+                        from: search.from,
+                        to: search.to ?? (a.complete ? undefined : a.to),
+                        cause: c.cause,
+                        device: d.id,
+                      } as never
+                    }
+                    title={exactDuration(c.ns)}
+                    {...num("ns", c.ns)}
+                  >
+                    {duration(c.ns)}
+                  </Link>
                 </td>
                 <td className={ui.right}>{percent(share(c.ns))}</td>
                 <td className={ui.wide}>
@@ -189,16 +277,20 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
                 </td>
                 <td>
                   {longest(c.cause).map((g, i) => (
-                    <span
-                      key={g.start}
-                      className={ui.nowrap}
-                      title={[[g.call, g.scope].filter(Boolean).join(", in scope "), g.delay_stack]
-                        .filter(Boolean)
-                        .join("\n")}
-                    >
+                    <span key={g.start} className={ui.nowrap}>
                       {i > 0 && ", "}
-                      <Show start={g.start} ns={g.duration_ns}>
-                        {duration(g.duration_ns)}
+                      <Show
+                        start={g.start}
+                        ns={g.duration_ns}
+                        title={[
+                          `of a gap of ${duration(g.duration_ns)}`,
+                          [g.call, g.scope].filter(Boolean).join(", in scope "),
+                          g.delay_stack,
+                        ]
+                          .filter(Boolean)
+                          .join("\n")}
+                      >
+                        {duration(g.idle_by_cause_ns[c.cause] ?? 0)}
                       </Show>
                     </span>
                   ))}
@@ -215,15 +307,21 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
 function StepsPanel({ a }: { a: Analysis }) {
   const s = a.steps;
   if (s.count === 0) return <Message>No steps found: no scope repeats, and no kernel begins a regular period.</Message>;
-  const line = (name: string, get: (v: Values) => number) => {
+  const line = (column: string, name: string, get: (v: Values) => number) => {
     if (get(s.max) === 0) return null;
+    const columns: [Made, Values][] = [
+      ["p50", s.p50],
+      ["p95", s.p95],
+      ["max", s.max],
+    ];
     return (
       <tr>
         <td>{name}</td>
-        {[s.p50, s.p95, s.max].map((v, i) => (
-          // biome-ignore lint/suspicious/noArrayIndexKey: the columns never change
-          <td key={i} className={ui.right} title={exactDuration(get(v))}>
-            {duration(get(v))}
+        {columns.map(([made, v]) => (
+          <td key={made} className={ui.right}>
+            <OfSteps made={made} value={get(v)} column={column}>
+              {duration(get(v))}
+            </OfSteps>
           </td>
         ))}
       </tr>
@@ -232,7 +330,11 @@ function StepsPanel({ a }: { a: Analysis }) {
   return (
     <>
       <div className={ui.row}>
-        <h2>{plural(s.count, "step")}</h2>
+        <h2>
+          <OfSteps made="rows" value={s.count}>
+            {plural(s.count, "step")}
+          </OfSteps>
+        </h2>
         {s.typical && (
           <>
             <Badge title="What limits the typical step">{bounds[s.typical.bound]}</Badge>
@@ -242,14 +344,16 @@ function StepsPanel({ a }: { a: Analysis }) {
           </>
         )}
         <span className={ui.muted}>
-          begin with {s.rule === "scopes" ? "scope" : "kernel"} {s.name}
+          each begins with the {s.rule === "scopes" ? "scope" : "kernel"} {s.name}
         </span>
       </div>
       <div className={`${ui.card} ${ui.tableScroll}`}>
         <table className={ui.table} aria-label="Steps">
           <thead>
             <tr>
-              <th scope="col">Part of a step</th>
+              <th scope="col" title="Each number is of one step, so the parts do not add up to the wall time">
+                Part of a step
+              </th>
               <th scope="col" className={ui.right}>
                 p50
               </th>
@@ -262,11 +366,11 @@ function StepsPanel({ a }: { a: Analysis }) {
             </tr>
           </thead>
           <tbody>
-            {line("wall", (v) => v.wall_ns)}
-            {line("compute", (v) => v.compute_ns)}
-            {line("communication only", (v) => v.communication_ns)}
-            {line("copies only", (v) => v.copy_ns)}
-            {line("idle", (v) => v.idle_ns)}
+            {line("wall", "wall", (v) => v.wall_ns)}
+            {line("compute", "compute", (v) => v.compute_ns)}
+            {line("communication", "communication only", (v) => v.communication_ns)}
+            {line("copy", "copies only", (v) => v.copy_ns)}
+            {line("idle", "idle", (v) => v.idle_ns)}
           </tbody>
         </table>
       </div>
@@ -298,11 +402,13 @@ function StepsPanel({ a }: { a: Analysis }) {
                   </Show>
                 </td>
                 <td className={ui.right}>{count(o.number)}</td>
-                <td className={ui.right} title={exactDuration(o.wall_ns)}>
-                  {duration(o.wall_ns)}
+                <td className={ui.right}>
+                  <Show start={o.start} ns={o.wall_ns} number>
+                    {duration(o.wall_ns)}
+                  </Show>
                 </td>
-                <td>{offset(o.start, 1)}</td>
-                <td>{bounds[o.bound]}</td>
+                <td className={ui.nowrap}>{offset(o.start, 1000)}</td>
+                <td className={ui.nowrap}>{bounds[o.bound]}</td>
                 <td>
                   <Differs o={o} a={a} />
                 </td>
@@ -315,6 +421,98 @@ function StepsPanel({ a }: { a: Analysis }) {
   );
 }
 
+/** OfSteps is a number that links to the list of all steps. */
+function OfSteps(props: { made: Made; value: number; column?: string; children: string }) {
+  const { made, value, column, children } = props;
+  return (
+    <Link
+      to="."
+      search={((o: Record<string, unknown>) => ({ ...o, list: "steps" })) as never}
+      title={column && exactDuration(value)}
+      {...num(made, value, column)}
+    >
+      {children}
+    </Link>
+  );
+}
+
+/** StepList has the steps of which the quantiles are made. */
+function StepList({ a }: { a: Analysis }) {
+  const s = a.steps;
+  return (
+    <>
+      <div className={ui.row}>
+        <span>
+          <strong>{count(s.longest.length)}</strong>
+          {s.longest.length < s.count ? ` of ${count(s.count)} steps, the longest first` : " steps, the longest first"}
+        </span>
+        <span className={ui.muted}>
+          p50 and p95 are the smallest value of a column that 50 % and 95 % of the steps do not exceed.
+        </span>
+      </div>
+      <div className={`${ui.card} ${ui.tableScroll}`}>
+        <table className={ui.table} aria-label="All steps">
+          <thead>
+            <tr>
+              <th scope="col">Step</th>
+              <th scope="col" className={ui.right}>
+                Number
+              </th>
+              <th scope="col">Start</th>
+              {["Wall", "Compute", "Communication only", "Copies only", "Idle"].map((h) => (
+                <th key={h} scope="col" className={ui.right}>
+                  {h}
+                </th>
+              ))}
+              <th scope="col">Limit</th>
+            </tr>
+          </thead>
+          <tbody>
+            {s.longest.slice(0, 1000).map((o) => (
+              <tr key={o.number} {...stepRow(o)}>
+                <td>
+                  <Show start={o.start} ns={o.wall_ns} path>
+                    {o.name}
+                  </Show>
+                </td>
+                <td className={ui.right}>{count(o.number)}</td>
+                <td className={ui.nowrap}>{offset(o.start, 1000)}</td>
+                <td className={ui.right}>
+                  <Show start={o.start} ns={o.wall_ns} number>
+                    {duration(o.wall_ns)}
+                  </Show>
+                </td>
+                {partsOf(o).map(([part, name, ns]) => (
+                  <td key={name} className={ui.right}>
+                    <PartTime device={s.device} start={o.start} ns={o.wall_ns} part={part} value={ns} />
+                  </td>
+                ))}
+                <td className={ui.nowrap}>{bounds[o.bound]}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      {s.longest.length > 1000 && (
+        <p className={ui.muted}>{count(s.longest.length - 1000)} shorter steps are in the JSON only.</p>
+      )}
+    </>
+  );
+}
+
+const stepRow = (o: Schemas["AnalysedStep"]) =>
+  row({
+    values: {
+      number: o.number,
+      wall: o.wall_ns,
+      compute: o.compute_ns,
+      communication: o.communication_ns,
+      copy: o.copy_ns,
+      idle: o.idle_ns,
+      ...o.idle_by_cause_ns,
+    },
+  });
+
 /** Differs says what of a slow step is above its median the most. A kernel is a link to its launches in the step. */
 function Differs({ o, a }: { o: Schemas["AnalysedStep"] & Partial<Schemas["AnalysedOutlier"]>; a: Analysis }) {
   const session = useSession();
@@ -322,10 +520,13 @@ function Differs({ o, a }: { o: Schemas["AnalysedStep"] & Partial<Schemas["Analy
   const cause = a.causes.find((c) => c.cause === o.part)?.text.split(":")[0];
   return (
     <>
-      {cause ? `idle time (${cause})` : o.part}: {duration(o.part_excess_ns ?? 0)} above the median
+      {cause ? `idle time (${cause})` : o.part}:{" "}
+      <OfSteps made="excess" value={o.part_excess_ns ?? 0} column={`${o.number} ${o.part}`}>
+        {duration(o.part_excess_ns ?? 0)}
+      </OfSteps>{" "}
+      above the median
       {o.kernel && (
-        <>
-          {", "}
+        <div className={ui.name} title={o.kernel}>
           <Link
             to="/sessions/$session/launches"
             params={{ session: session.id }}
@@ -341,7 +542,7 @@ function Differs({ o, a }: { o: Schemas["AnalysedStep"] & Partial<Schemas["Analy
           >
             {o.kernel}
           </Link>
-        </>
+        </div>
       )}
     </>
   );

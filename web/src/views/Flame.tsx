@@ -3,9 +3,9 @@ import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { useMemo, useState } from "react";
 import { useGet, useSession } from "../api/hooks";
 import { css, scopeColor, sliceColor } from "../lib/color";
-import { boxes, type Frame, find, flameTree, sampledStacks } from "../lib/flame";
+import { boxes, type Frame, find, flameTree, kernelsOf, sampledStacks } from "../lib/flame";
 import { count, duration, exactDuration, offset, percent, plural } from "../lib/format";
-import { Badge, Failure, Loading, Message, SearchBox, ui } from "../ui/parts";
+import { Badge, Failure, Loading, Message, num, row, SearchBox, Swatch, ui } from "../ui/parts";
 import { useDark } from "../ui/theme";
 import c from "./code.module.css";
 import { WindowBadge } from "./Kernels";
@@ -92,20 +92,37 @@ export function Flame() {
           <span className={ui.muted}>
             {kinds[shown.kind]}
             {kinds[shown.kind] && " · "}
-            <span title={exactDuration(Math.round(shown.ns))}>{duration(shown.ns)}</span> ·{" "}
-            {percent(root.ns ? shown.ns / root.ns : 0)} of all · {count(Math.round(shown.count))}{" "}
-            {shown.kind === "line" ? "samples" : "launches"}
+            {shown.kind === "line" ? (
+              <span
+                title={`${exactDuration(Math.round(shown.ns))}: the share of its samples in the time of the kernel`}
+              >
+                {duration(shown.ns)} · {plural(shown.count, "sample")}
+              </span>
+            ) : (
+              <>
+                <Link
+                  to="."
+                  replace
+                  search={((o: Record<string, unknown>) => ({ ...o, zoom: over || zoom || undefined })) as never}
+                  title={exactDuration(Math.round(shown.ns))}
+                  {...num("ns", shown.ns)}
+                >
+                  {duration(shown.ns)}
+                </Link>{" "}
+                ·{" "}
+                <Link
+                  to="."
+                  replace
+                  search={((o: Record<string, unknown>) => ({ ...o, zoom: over || zoom || undefined })) as never}
+                  {...num("kernels", shown.count)}
+                >
+                  {Math.round(shown.count) === 1 ? "1 launch" : `${count(Math.round(shown.count))} launches`}
+                </Link>
+              </>
+            )}{" "}
+            · {percent(root.ns ? shown.ns / root.ns : 0)} of all
             {match ? ` · ${percent(focus.ns ? matched / focus.ns : 0)} matches` : ""}
           </span>{" "}
-          {shown.kind === "kernel" && (
-            <Link
-              to="/sessions/$session/launches"
-              params={{ session: session.id }}
-              search={{ name: shown.name, path: shown.path, direct: "true", operation: "kernel", ...interval } as never}
-            >
-              launches in this scope
-            </Link>
-          )}
           {zoom && (
             <Link to="." replace search={((o: Record<string, unknown>) => ({ ...o, zoom: undefined })) as never}>
               show all
@@ -145,7 +162,97 @@ export function Flame() {
           </p>
         )}
       </section>
+      <KernelsOf frame={focus} root={root} interval={interval} />
     </>
+  );
+}
+
+const maxListed = 200;
+
+/** KernelsOf lists the kernels that a frame is made of. Their launches are known by name and scope, not by host stack. */
+function KernelsOf(props: {
+  frame: Frame;
+  root: Frame;
+  interval: { from: number | undefined; to: number | undefined };
+}) {
+  const { frame, root, interval } = props;
+  const { id } = useSession();
+  const all = useMemo(() => new Map(kernelsOf(root).map((k) => [`${k.path}|${k.name}`, k])), [root]);
+  if (frame.kind === "line") return null;
+  const rows = kernelsOf(frame);
+  const listed = rows.slice(0, maxListed);
+  const rest = { ns: frame.ns, count: frame.count };
+  for (const k of listed) {
+    rest.ns -= k.ns;
+    rest.count -= k.count;
+  }
+  // Sums of shares of launches are not exact.
+  const equal = (a: number, b: number) => Math.abs(a - b) < 0.5;
+  const parts = listed.some((k) => !equal(k.ns, all.get(`${k.path}|${k.name}`)?.ns ?? 0));
+  return (
+    <div className={`${ui.card} ${ui.tableScroll}`}>
+      <table className={ui.table} aria-label="Kernels of the frame">
+        <thead>
+          <tr>
+            <th scope="col">Kernels of {frame.kind === "all" ? "all frames" : "the frame"}</th>
+            <th scope="col">Scope</th>
+            <th scope="col" className={ui.right}>
+              Time
+            </th>
+            <th scope="col" className={ui.right}>
+              Launches
+            </th>
+            {parts && (
+              <th scope="col" className={ui.right} title="Of the same kernel in the same scope">
+                In all stacks
+              </th>
+            )}
+          </tr>
+        </thead>
+        <tbody>
+          {listed.map((k) => {
+            const total = all.get(`${k.path}|${k.name}`) ?? k;
+            const launches = (made: "ns" | "rows", text: string) => (
+              <Link
+                to="/sessions/$session/launches"
+                params={{ session: id }}
+                search={{ operation: "kernel", name: k.name, path: k.path, direct: "true", ...interval } as never}
+                title={exactDuration(Math.round(total.ns))}
+                {...num(made, made === "ns" ? Math.round(total.ns) : Math.round(total.count))}
+              >
+                {text}
+              </Link>
+            );
+            const launched = count(Math.round(k.count));
+            return (
+              <tr key={`${k.path}|${k.name}`} {...row({ ns: k.ns, kernels: k.count })}>
+                <td className={ui.name} title={k.name}>
+                  <Swatch name={k.name} />
+                  {k.name}
+                </td>
+                <td className={ui.name} title={k.scope.join(" › ")}>
+                  {k.scope.join(" › ")}
+                </td>
+                <td className={ui.right} title={exactDuration(Math.round(k.ns))}>
+                  {parts ? duration(k.ns) : launches("ns", duration(k.ns))}
+                </td>
+                <td className={ui.right}>{parts ? launched : launches("rows", launched)}</td>
+                {parts && <td className={ui.right}>{launches("ns", duration(total.ns))}</td>}
+              </tr>
+            );
+          })}
+          {rows.length > listed.length && (
+            <tr {...row({ ns: rest.ns, kernels: rest.count })}>
+              <td>{plural(rows.length - listed.length, "other kernel")}</td>
+              <td />
+              <td className={ui.right}>{duration(rest.ns)}</td>
+              <td className={ui.right}>{count(Math.round(rest.count))}</td>
+              {parts && <td />}
+            </tr>
+          )}
+        </tbody>
+      </table>
+    </div>
   );
 }
 

@@ -7,7 +7,7 @@ import { bytes, count, dims, duration, exactDuration, offset, percent, plural } 
 import { occupancy } from "../lib/occupancy";
 import { around, rounded, type View } from "../lib/scale";
 import { Histogram } from "../ui/Histogram";
-import { Badge, Bar, Copy, Failure, Loading, type Made, num, Swatch, ui } from "../ui/parts";
+import { Badge, Bar, Copy, Failure, Loading, type Made, num, row, Swatch, ui } from "../ui/parts";
 import { CriticalPath } from "./CriticalPath";
 import t from "./timeline.module.css";
 
@@ -515,7 +515,7 @@ export function Measured({ range, close }: { range: View; close: () => void }) {
           </button>
         </div>
         <div className={t.big}>
-          <div title={exactDuration(range.to - range.from)}>
+          <div title={exactDuration(range.to - range.from)} {...row({ values: { length: range.to - range.from } })}>
             <strong>{duration(range.to - range.from)}</strong>
             <small>length</small>
           </div>

@@ -4,8 +4,8 @@ import { useEffect } from "react";
 import type { Schemas } from "../api/client";
 import { url } from "../api/client";
 import { useGet } from "../api/hooks";
-import { count, duration, exactDuration, offset } from "../lib/format";
-import { Badge, Failure, Loading, Message, ui } from "../ui/parts";
+import { bytes, count, duration, exactDuration, offset, words } from "../lib/format";
+import { Badge, Failure, Loading, type Made, Message, num, row, ui } from "../ui/parts";
 import { toSpan } from "./Inspector";
 import s from "./ranks.module.css";
 
@@ -21,7 +21,8 @@ const unlimited = { from: 0, to: Number.MAX_SAFE_INTEGER };
 /** Ranks says which rank of a distributed run the others waited for. */
 export function Ranks() {
   const search = useSearch({ from: "/ranks" });
-  const query = { run: search.run, sessions: search.sessions, limit: 500 };
+  const chosen = search.rank !== undefined || search.kind !== undefined || search.span !== undefined;
+  const query = { run: search.run, sessions: search.sessions, limit: chosen ? 10_000 : 500 };
   const given = Boolean(search.run || search.sessions);
   const q = useGet("/ranks", {}, query, { enabled: given });
   useEffect(() => {
@@ -54,7 +55,7 @@ export function Ranks() {
       <RankTable a={a} />
       {a.groups.some((g) => g.bandwidths) && <Bandwidths a={a} />}
       {a.collectives.length > 0 && <Lanes a={a} />}
-      {a.collectives.length > 0 && <Delays a={a} />}
+      {chosen ? <Chosen a={a} /> : a.collectives.length > 0 && <Delays a={a} />}
     </div>
   );
 }
@@ -85,6 +86,28 @@ function Show({
   );
 }
 
+/** Of is a number that links to the collectives that it is made of. */
+function Of(props: {
+  made: Made;
+  value: number;
+  column?: string;
+  rank?: number;
+  kind?: string;
+  span?: string;
+  children: string;
+}) {
+  const { made, value, column, rank, kind, span, children } = props;
+  return (
+    <Link
+      to="/ranks"
+      search={(o) => ({ run: o.run, sessions: o.sessions, from: o.from, to: o.to, rank, kind, span })}
+      {...num(made, value, column)}
+    >
+      {children}
+    </Link>
+  );
+}
+
 const members = (a: Answer, g: Group) => g.ranks.map((i) => a.ranks[i]?.rank).join(", ");
 
 function Advice({ a }: { a: Answer }) {
@@ -104,7 +127,7 @@ function Advice({ a }: { a: Answer }) {
                 {r.cause?.evidence.map((e) => (
                   <span key={e.span}>
                     <Show r={r} span={e.span} start={e.start} ns={1}>
-                      {e.name || e.span}
+                      {`${e.name || e.span} at ${offset(e.start, 1000)}`}
                     </Show>{" "}
                   </span>
                 ))}
@@ -137,11 +160,10 @@ function Advice({ a }: { a: Answer }) {
   );
 }
 
+const speed = (v: number | undefined) => (v ? `${(v / 1e9).toFixed(1)} GB/s` : "unknown");
+
 /** Bandwidths has the bus bandwidth of each kind of collectives in each group. */
 function Bandwidths({ a }: { a: Answer }) {
-  const speed = (v: number | undefined) => (
-    <td className={ui.right}>{v ? `${(v / 1e9).toFixed(1)} GB/s` : "unknown"}</td>
-  );
   return (
     <div className={`${ui.card} ${ui.tableScroll}`}>
       <table className={ui.table} aria-label="Bus bandwidth">
@@ -167,18 +189,27 @@ function Bandwidths({ a }: { a: Answer }) {
           </tr>
         </thead>
         <tbody>
-          {a.groups.flatMap((g) =>
-            (g.bandwidths ?? []).map((b) => (
-              <tr key={`${g.ranks}${g.stream}${b.kind}`}>
-                <td className={ui.nowrap}>{b.kind}</td>
-                {speed(b.median_bytes_per_second)}
-                {speed(b.best_bytes_per_second)}
-                {speed(g.peak_bytes_per_second)}
-                <td className={ui.right}>{count(b.collectives)}</td>
-                <td className={ui.right}>{count(b.bytes)}</td>
-                <td>{members(a, g)}</td>
-              </tr>
-            )),
+          {a.groups.flatMap((g, i) =>
+            (g.bandwidths ?? []).map((b) => {
+              const of = (made: Made, value: number, column: string, text: string) => (
+                <td className={ui.right}>
+                  <Of made={made} value={value} column={column} kind={`${i} ${b.kind}`}>
+                    {text}
+                  </Of>
+                </td>
+              );
+              return (
+                <tr key={`${g.ranks}${g.stream}${b.kind}`}>
+                  <td className={ui.nowrap}>{words(b.kind)}</td>
+                  {of("median", b.median_bytes_per_second, "bus", speed(b.median_bytes_per_second))}
+                  {of("max", b.best_bytes_per_second, "bus", speed(b.best_bytes_per_second))}
+                  <td className={ui.right}>{speed(g.peak_bytes_per_second)}</td>
+                  {of("rows", b.collectives, "", count(b.collectives))}
+                  {of("sum", b.bytes, "bytes", bytes(b.bytes))}
+                  <td className={ui.nowrap}>{members(a, g)}</td>
+                </tr>
+              );
+            }),
           )}
         </tbody>
       </table>
@@ -194,13 +225,18 @@ function clock(r: Rank): string {
   if (!r.offset) return "unknown";
   const { ns, min_ns: min, max_ns: max } = r.offset;
   if (min === undefined || max === undefined) return `${millis(ns)}, without bounds`;
-  return `${millis(ns)} (−${duration(ns - min)}, +${duration(max - ns)})`;
+  return `${millis(ns)} (${bounds(ns, min, max)})`;
 }
 
+/** bounds says how far below and above a value its bounds are. */
+const bounds = (ns: number, min: number, max: number) => `−${duration(ns - min)}, +${duration(max - ns)}`;
+
 function RankTable({ a }: { a: Answer }) {
-  const time = (ns: number) => (
-    <td className={ui.right} title={exactDuration(ns)}>
-      {duration(ns)}
+  const of = (rank: number, column: string, value: number, text: string) => (
+    <td className={ui.right} title={text === count(value) ? undefined : exactDuration(value)}>
+      <Of made="sum" value={value} column={column} rank={rank}>
+        {text}
+      </Of>
     </td>
   );
   const heads: [string, string][] = [
@@ -237,13 +273,13 @@ function RankTable({ a }: { a: Answer }) {
                 </Link>{" "}
                 <span className={ui.muted}>{r.host}</span>
               </td>
-              <td className={ui.right}>{count(r.last)}</td>
-              <td className={ui.right}>{count(r.last_proven)}</td>
-              {time(r.late_ns)}
-              {time(r.waited_ns)}
-              {time(r.communication_ns)}
-              {time(r.exposed_ns)}
-              {time(r.overlapped_ns)}
+              {of(i, "last", r.last, count(r.last))}
+              {of(i, "certain", r.last_proven, count(r.last_proven))}
+              {of(i, "late", r.late_ns, duration(r.late_ns))}
+              {of(i, "waited", r.waited_ns, duration(r.waited_ns))}
+              {of(i, "communication", r.communication_ns, duration(r.communication_ns))}
+              {of(i, "exposed", r.exposed_ns, duration(r.exposed_ns))}
+              {of(i, "overlapped", r.overlapped_ns, duration(r.overlapped_ns))}
               <td className={ui.nowrap}>{clock(r)}</td>
             </tr>
           ))}
@@ -279,6 +315,9 @@ function Lanes({ a }: { a: Answer }) {
         <span className={ui.muted}>
           {offset(from, to - from)} to {offset(to, to - from)}
         </span>
+        {a.collectives.length < a.collectives_total && (
+          <Badge>only the {count(a.collectives.length)} with the largest delays</Badge>
+        )}
         <span className={s.waited}>waits for the last rank</span>
         <span className={s.busy}>all ranks are inside; red is the last rank</span>
         <span className={ui.spacer} />
@@ -322,7 +361,7 @@ function Lanes({ a }: { a: Answer }) {
                     navigate({ search: (o) => ({ ...o, ...around(c) }) });
                   }}
                 >
-                  <title>{`${c.kind}, rank ${a.ranks[p.rank]?.rank}: ${duration(p.leave - p.enter)}, waited ${duration(p.waited_ns)}`}</title>
+                  <title>{`${words(c.kind)}, rank ${a.ranks[p.rank]?.rank}: ${duration(p.leave - p.enter)}, waited ${duration(p.waited_ns)}`}</title>
                   {bar(p.enter, all, s.waits)}
                   {bar(all, p.leave, c.late?.rank === p.rank ? s.last : s.inside)}
                 </g>
@@ -350,14 +389,16 @@ function Delays({ a }: { a: Answer }) {
             <th scope="col">At</th>
             <th scope="col">Collective</th>
             <th scope="col">Last</th>
-            <th scope="col" className={ui.right} title="From the last but one rank to the last, with its bounds">
+            <th scope="col" className={ui.right} title="From the last but one rank to the last">
               Late
             </th>
-            <th scope="col">Bounds</th>
+            <th scope="col" title="How far below and above it the bounds are, because the clocks differ">
+              Bounds
+            </th>
             <th scope="col" className={ui.right} title="From the first rank to the last">
               Spread
             </th>
-            <th scope="col">Spans</th>
+            <th scope="col">Timeline of rank</th>
           </tr>
         </thead>
         <tbody>
@@ -370,34 +411,31 @@ function Delays({ a }: { a: Answer }) {
                     {offset(begin(c), 1000)}
                   </Link>
                 </td>
-                <td title={c.name}>{c.kind}</td>
+                <td title={c.name}>{words(c.kind)}</td>
                 <td className={ui.nowrap}>rank {a.ranks[l.rank]?.rank}</td>
                 <td className={ui.right} title={exactDuration(l.ns)}>
-                  {duration(l.ns)}
+                  <Of made="late" value={l.ns} column="enter" span={partOf(c, l.rank).span}>
+                    {duration(l.ns)}
+                  </Of>
                 </td>
                 <td className={ui.nowrap}>
                   {l.min_ns === undefined || l.max_ns === undefined ? (
                     "unknown"
                   ) : l.min_ns > 0 ? (
-                    `${duration(l.min_ns)} to ${duration(l.max_ns)}`
+                    bounds(l.ns, l.min_ns, l.max_ns)
                   ) : (
                     <Badge title="Within the bounds of the clocks, another rank can have been the last">
                       not certain
                     </Badge>
                   )}
                 </td>
-                <td className={ui.right}>{duration(l.spread_ns)}</td>
+                <td className={ui.right} title={exactDuration(l.spread_ns)}>
+                  <Of made="spread" value={l.spread_ns} column="enter" span={partOf(c, l.rank).span}>
+                    {duration(l.spread_ns)}
+                  </Of>
+                </td>
                 <td>
-                  {c.parts.map((p) => {
-                    const r = a.ranks[p.rank] as Rank;
-                    return (
-                      <span key={p.span}>
-                        <Show r={r} span={p.span} start={p.start} ns={p.leave - p.enter}>
-                          {String(r.rank)}
-                        </Show>{" "}
-                      </span>
-                    );
-                  })}
+                  <Spans a={a} c={c} />
                 </td>
               </tr>
             );
@@ -405,5 +443,214 @@ function Delays({ a }: { a: Answer }) {
         </tbody>
       </table>
     </div>
+  );
+}
+
+/** Spans are links to the parts of a collective. */
+const Spans = ({ a, c }: { a: Answer; c: Collective }) =>
+  c.parts.map((p) => {
+    const r = a.ranks[p.rank] as Rank;
+    return (
+      <span key={p.span}>
+        <Show r={r} span={p.span} start={p.start} ns={p.leave - p.enter}>
+          {String(r.rank)}
+        </Show>{" "}
+      </span>
+    );
+  });
+
+/** Chosen lists the collectives, or the parts of collectives, that a number of the page is made of. */
+function Chosen({ a }: { a: Answer }) {
+  const search = useSearch({ from: "/ranks" });
+  const [group, kind] = (search.kind ?? "").split(" ");
+  const title =
+    search.rank !== undefined
+      ? `Collectives of rank ${a.ranks[search.rank]?.rank ?? search.rank}`
+      : search.span
+        ? "Ranks of the collective"
+        : `${words(kind ?? "")} with a known size`;
+  return (
+    <>
+      <div className={ui.row}>
+        <h2>{title}</h2>
+        <Link
+          to="/ranks"
+          search={(o) => ({ run: o.run, sessions: o.sessions, from: o.from, to: o.to })}
+          title="Remove this filter"
+        >
+          largest delays
+        </Link>
+      </div>
+      {search.kind !== undefined ? (
+        <BandwidthRows
+          list={a.collectives.filter((c) => c.group === Number(group) && c.kind === kind && c.bus_bytes_per_second)}
+          a={a}
+        />
+      ) : (
+        <Parts
+          list={a.collectives.flatMap((c) =>
+            search.span === undefined || c.parts.some((p) => p.span === search.span)
+              ? c.parts.filter((p) => search.span !== undefined || p.rank === search.rank).map((p) => ({ c, p }))
+              : [],
+          )}
+          a={a}
+          rank={search.span === undefined ? a.ranks[search.rank ?? -1] : undefined}
+        />
+      )}
+    </>
+  );
+}
+
+/** listed bounds the rows of a table. Those that follow are summed in one row. */
+const listed = 500;
+
+const valuesOf = (c: Collective, p: Part) => {
+  const late = c.late?.rank === p.rank ? c.late : undefined;
+  return {
+    last: late ? 1 : 0,
+    certain: (late?.min_ns ?? 0) > 0 ? 1 : 0,
+    late: late?.ns ?? 0,
+    waited: p.waited_ns,
+    communication: p.exposed_ns + p.overlapped_ns,
+    exposed: p.exposed_ns,
+    overlapped: p.overlapped_ns,
+  };
+};
+
+/** Parts lists when ranks were inside collectives. With a rank, they sum to the numbers of its row. */
+function Parts({ list, a, rank }: { list: { c: Collective; p: Part }[]; a: Answer; rank: Rank | undefined }) {
+  const rows = list.slice(0, listed).map(({ c, p }) => ({ c, p, v: valuesOf(c, p) }));
+  const sum = (k: keyof ReturnType<typeof valuesOf>) => rows.reduce((n, x) => n + x.v[k], 0);
+  const rest = rank && {
+    last: rank.last - sum("last"),
+    certain: rank.last_proven - sum("certain"),
+    late: rank.late_ns - sum("late"),
+    waited: rank.waited_ns - sum("waited"),
+    communication: rank.communication_ns - sum("communication"),
+    exposed: rank.exposed_ns - sum("exposed"),
+    overlapped: rank.overlapped_ns - sum("overlapped"),
+  };
+  const more = (rank?.matched ?? rows.length) - rows.length;
+  const time = (ns: number) => (
+    <td className={ui.right} title={exactDuration(ns)}>
+      {duration(ns)}
+    </td>
+  );
+  const cells = (v: ReturnType<typeof valuesOf>) => (
+    <>
+      {time(v.late)}
+      {time(v.waited)}
+      {time(v.exposed)}
+      {time(v.overlapped)}
+    </>
+  );
+  return (
+    <div className={`${ui.card} ${ui.tableScroll}`}>
+      <table className={ui.table} aria-label="Parts of collectives">
+        <thead>
+          <tr>
+            <th scope="col">Rank</th>
+            <th scope="col">Collective</th>
+            <th scope="col" className={ui.right} title="On the aligned clock">
+              Entered
+            </th>
+            <th scope="col" className={ui.right}>
+              Left
+            </th>
+            <th scope="col">Last</th>
+            {["Late", "Waited", "Exposed", "Overlapped"].map((h) => (
+              <th key={h} scope="col" className={ui.right}>
+                {h}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          {rows.map(({ c, p, v }) => {
+            const r = a.ranks[p.rank] as Rank;
+            return (
+              <tr key={`${p.rank} ${p.span}`} {...row({ values: { ...v, enter: p.enter } })}>
+                <td className={ui.nowrap}>
+                  <Show r={r} span={p.span} start={p.start} ns={p.leave - p.enter}>
+                    {`rank ${r.rank}`}
+                  </Show>
+                </td>
+                <td title={c.name}>{words(c.kind)}</td>
+                <td className={ui.right}>
+                  <Link to="/ranks" search={(o) => ({ ...o, ...around(c) })} title="Show it above">
+                    {offset(p.enter, 1000)}
+                  </Link>
+                </td>
+                <td className={ui.right}>{offset(p.leave, 1000)}</td>
+                <td>{v.last ? (v.certain ? "certainly" : "not certain") : ""}</td>
+                {cells(v)}
+              </tr>
+            );
+          })}
+          {rest && more > 0 && (
+            <tr {...row({ values: rest })}>
+              <td>
+                {count(more)} others, {count(rest.last)} of them last ({count(rest.certain)} certainly)
+              </td>
+              <td />
+              <td />
+              <td />
+              <td />
+              {cells(rest)}
+            </tr>
+          )}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+/** BandwidthRows lists collectives with their bus bandwidths, the fastest first. */
+function BandwidthRows({ list, a }: { list: Collective[]; a: Answer }) {
+  const rows = list.toSorted((x, y) => (y.bus_bytes_per_second ?? 0) - (x.bus_bytes_per_second ?? 0));
+  return (
+    <>
+      <p className={ui.muted}>
+        The median is the bandwidth at or below which half of the bytes moved.
+        {rows.length > 2000 && ` The slowest ${count(rows.length - 2000)} are in the JSON only.`}
+      </p>
+      <div className={`${ui.card} ${ui.tableScroll}`}>
+        <table className={ui.table} aria-label="Bandwidths of collectives">
+          <thead>
+            <tr>
+              <th scope="col">At</th>
+              <th scope="col" className={ui.right}>
+                Size
+              </th>
+              <th scope="col" className={ui.right}>
+                Bus bandwidth
+              </th>
+              <th scope="col">Timeline of rank</th>
+            </tr>
+          </thead>
+          <tbody>
+            {rows.slice(0, 2000).map((c) => (
+              <tr
+                key={c.parts[0]?.span}
+                {...row({ values: { bus: c.bus_bytes_per_second ?? 0, bytes: c.bytes ?? 0 } })}
+              >
+                <td className={ui.nowrap}>
+                  <Link to="/ranks" search={(o) => ({ ...o, ...around(c) })} title="Show it above">
+                    {offset(begin(c), 1000)}
+                  </Link>
+                </td>
+                <td className={ui.right} title={`${count(c.bytes ?? 0)} B`}>
+                  {bytes(c.bytes ?? 0)}
+                </td>
+                <td className={ui.right}>{speed(c.bus_bytes_per_second)}</td>
+                <td>
+                  <Spans a={a} c={c} />
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </>
   );
 }

@@ -179,22 +179,32 @@ function Series({ by, of, filter }: { by: string; of: string; filter: Record<str
   );
 }
 
-/** ScopeSessions are the sessions in which a top-level scope has kernels. */
-function ScopeSessions({ of, filter }: { of: string; filter: Record<string, string | undefined> }) {
-  const q = useGet("/usage", {}, { by: "scope", ...filter, of });
+const without = { service: "an application", host: "a host", run: "a run" };
+
+type Grouping = "service" | "host" | "run" | "scope";
+
+/** GroupSessions are the sessions of a group. For a top-level scope, they are those in which it has kernels. */
+function GroupSessions({ by, of, filter }: { by: Grouping; of: string; filter: Record<string, string | undefined> }) {
+  const q = useGet("/usage", {}, { by, ...filter, of });
   if (q.error) return <Failure error={q.error} />;
   if (!q.data) return <Loading />;
   return (
     <>
       <div className={ui.row}>
-        <h2>Sessions with kernels {of ? `in ${of}` : nameOf("scope", "")}</h2>
+        <h2>
+          {by === "scope"
+            ? `Sessions with kernels ${of ? `in ${of}` : nameOf(by, of)}`
+            : of
+              ? `Sessions of ${of}`
+              : `Sessions without ${without[by]}`}
+        </h2>
         <Link to="/usage" search={change({ of: undefined })}>
           back to all
         </Link>
         {q.data.truncated && <Badge tone="warn">newest sessions only</Badge>}
       </div>
       <div className={`${ui.card} ${ui.tableScroll}`}>
-        <table className={ui.table} aria-label="Sessions of the scope">
+        <table className={ui.table} aria-label="Sessions of the group">
           <thead>
             <tr>
               <th scope="col">Session</th>
@@ -255,7 +265,8 @@ export function Usage() {
   const total = groups.reduce((n, g) => n + g.kernel_ns, 0);
   // A name can be empty, so a "=" comes before it.
   const [series, of] = [search.cost?.slice(1), search.of?.slice(1)];
-  const all = !(metered && series !== undefined) && !(by === "scope" && of !== undefined);
+  const grouping = by === "session" || by === "request" ? undefined : by;
+  const all = !(metered && series !== undefined) && !(grouping && of !== undefined);
   return (
     <div className={ui.page}>
       <div className={ui.row}>
@@ -293,7 +304,7 @@ export function Usage() {
         </label>
       </div>
       {metered && series !== undefined ? <Series by={by} of={series} filter={filter} /> : null}
-      {by === "scope" && of !== undefined ? <ScopeSessions of={of} filter={filter} /> : null}
+      {grouping && of !== undefined ? <GroupSessions by={grouping} of={of} filter={filter} /> : null}
       {all && metered && cost.data && <Metered by={by} cost={cost.data} />}
       {all && by !== "request" && (
         <p className={ui.muted}>Kernel time of the stored sessions. Kernels that overlap each count in full.</p>
@@ -310,9 +321,11 @@ export function Usage() {
               <th scope="col" className={ui.right}>
                 Kernels
               </th>
-              <th scope="col" className={ui.right}>
-                Sessions
-              </th>
+              {by !== "session" && (
+                <th scope="col" className={ui.right}>
+                  Sessions
+                </th>
+              )}
               {rate !== undefined && (
                 <th scope="col" className={ui.right}>
                   Cost
@@ -340,12 +353,10 @@ export function Usage() {
                   >
                     {t}
                   </Link>
-                ) : by === "scope" ? (
+                ) : by === "scope" || !g.name ? (
                   <Link to="/usage" search={change({ of: `=${g.name}` })} {...num(made, value)}>
                     {t}
                   </Link>
-                ) : !g.name ? (
-                  t
                 ) : (
                   <Link to="/" search={own as never} {...num(made, value)}>
                     {t}
@@ -353,7 +364,7 @@ export function Usage() {
                 );
               return (
                 <tr key={g.name}>
-                  <td>{g.name || (by === "scope" ? "outside every scope" : "unknown")}</td>
+                  <td>{by === "run" ? g.name || "no run" : nameOf(by, g.name)}</td>
                   <td className={ui.right} title={exactDuration(g.kernel_ns)}>
                     {text("ns", g.kernel_ns, duration(g.kernel_ns))}
                   </td>
@@ -366,7 +377,7 @@ export function Usage() {
                     </div>
                   </td>
                   <td className={ui.right}>{text("kernels", g.kernels)}</td>
-                  <td className={ui.right}>{by === "session" ? count(g.sessions) : text("rows", g.sessions)}</td>
+                  {by !== "session" && <td className={ui.right}>{text("rows", g.sessions)}</td>}
                   {rate !== undefined && <td className={ui.right}>{((g.kernel_ns / 3600e9) * rate).toPrecision(3)}</td>}
                 </tr>
               );
