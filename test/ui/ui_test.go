@@ -52,6 +52,7 @@ func TestUI_Browser(t *testing.T) {
 	run(t, web, "test/crawl.test.mjs", "GPUFLIGHT_URL=http://"+address, "GPUFLIGHT_OTLP=http://"+otlp)
 	address, otlp = startCollector(t, collector, t.TempDir())
 	run(t, web, "test/live.test.mjs", "GPUFLIGHT_URL=http://"+address, "GPUFLIGHT_OTLP=http://"+otlp)
+	run(t, web, "test/views.test.mjs", "GPUFLIGHT_URL=http://"+address, "GPUFLIGHT_OTLP=http://"+otlp)
 }
 
 // receivers leaves out the receivers of this machine's GPUs and programs, which would add sessions.

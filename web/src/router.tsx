@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 import { createRootRoute, createRoute, createRouter, redirect } from "@tanstack/react-router";
-import { date, id, interval, oneOf, parseSearch, spanId, stringifySearch, text } from "./lib/search";
+import { date, id, ids, interval, oneOf, parseSearch, spanId, stringifySearch, text } from "./lib/search";
 import { Failure } from "./ui/parts";
 import { Shell } from "./ui/Shell";
 import { Code } from "./views/Code";
@@ -39,6 +39,7 @@ export const sessionsRoute = createRoute({
       since: date(s.since),
       until: date(s.until),
       a: text(s.a),
+      cursor: text(s.cursor),
     }),
   component: Sessions,
 });
@@ -89,6 +90,7 @@ export const ranksRoute = createRoute({
 export const sessionRoute = createRoute({
   getParentRoute: () => root,
   path: "/sessions/$session",
+  validateSearch: (s: Raw) => optional({ whole: oneOf(s.whole, ["1"]) }),
   component: SessionLayout,
 });
 
@@ -113,6 +115,7 @@ export const timelineRoute = createRoute({
       m0: range.from,
       m1: range.to,
       path: oneOf(s.path, ["1"]),
+      y: id(s.y),
       kind: text(s.kind),
     });
   },
@@ -142,7 +145,7 @@ export const launchesRoute = createRoute({
       ...interval(s.from, s.to),
       operation: text(s.operation),
       name: typeof s.name === "string" && s.name !== "" ? s.name : undefined,
-      shape: /^\d+(,\d+)*$/.test(String(s.shape)) ? String(s.shape) : undefined,
+      shape: ids(s.shape),
       lane: text(s.lane),
       path: id(s.path),
       direct: oneOf(s.direct, ["true"] as const),
@@ -179,6 +182,7 @@ export const scopesRoute = createRoute({
       sort: oneOf(s.sort, ["start", "wall", "device", "queue"] as const),
       q: text(s.q),
       name: text(s.name),
+      closed: ids(s.closed),
     }),
   component: Scopes,
 });

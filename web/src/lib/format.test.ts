@@ -48,6 +48,9 @@ describe("numbers", () => {
     expect(count(2 ** 64 - 1)).toBe("1.845e+19");
     expect(plural(1, "operation")).toBe("1 operation");
     expect(plural(1234, "operation")).toBe("1,234 operations");
+    expect(plural(1, "launch")).toBe("1 launch");
+    expect(plural(2, "launch")).toBe("2 launches");
+    expect(plural(0, "copy")).toBe("0 copies");
     expect(compact(9_999)).toBe("9,999");
     expect(compact(12_345)).toBe("12.3k");
     expect(compact(100_000_000)).toBe("100M");

@@ -9,7 +9,8 @@ export const count = (n: number): string =>
   Number.isInteger(n) && !Number.isSafeInteger(n) ? n.toExponential(3) : integer.format(n);
 
 /** plural formats a count with its noun: 1 step, 2 steps. */
-export const plural = (n: number, noun: string): string => `${count(n)} ${noun}${n === 1 ? "" : "s"}`;
+export const plural = (n: number, noun: string): string =>
+  `${count(n)} ${n === 1 ? noun : `${noun.replace(/y$/, "ie").replace(/ch$/, "che")}s`}`;
 
 /** compact formats a count in at most five characters: 1,234, 12.3k, 4.56M. */
 export function compact(n: number): string {

@@ -51,6 +51,9 @@ export const id = (v: unknown): number | undefined => {
   return n !== undefined && n <= 0xffffffff ? n : undefined;
 };
 
+/** ids reads a list of integers with commas between them. */
+export const ids = (v: unknown): string | undefined => (/^\d+(,\d+)*$/.test(String(v)) ? String(v) : undefined);
+
 /** spanId reads 16 hexadecimal digits. */
 export const spanId = (v: unknown): string | undefined =>
   typeof v === "string" && /^[0-9a-f]{16}$/.test(v) ? v : undefined;

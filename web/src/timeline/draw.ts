@@ -480,7 +480,7 @@ export class Painter {
   private fit(ctx: CanvasRenderingContext2D, text: string, width: number): string {
     const full = this.measure(ctx, text);
     if (full <= width) return text;
-    const n = Math.floor((text.length * width) / full) - 1;
+    const n = Math.floor((text.length * (width - this.measure(ctx, "…"))) / full);
     return n < 3 ? "" : `${text.slice(0, n)}…`;
   }
 }

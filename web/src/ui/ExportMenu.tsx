@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-import { useSearch } from "@tanstack/react-router";
+import { useNavigate, useSearch } from "@tanstack/react-router";
 import { useState } from "react";
 import { getBinary, url } from "../api/client";
 import type { SessionState } from "../api/hooks";
@@ -17,14 +17,15 @@ const formats = [
 
 /** ExportMenu downloads the session, or the interval of the view, and opens it in Perfetto. */
 export function ExportMenu({ state }: { state: SessionState }) {
-  const search = useSearch({ strict: false }) as { from?: number; to?: number };
+  const search = useSearch({ strict: false }) as { from?: number; to?: number; whole?: "1" };
+  const navigate = useNavigate();
   const shown = search.from !== undefined && search.to !== undefined ? { from: search.from, to: search.to } : null;
-  const [whole, setWhole] = useState(false);
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState<unknown>(null);
   const s = state.overview.session;
   const path = `/sessions/${encodeURIComponent(s.id)}/export`;
-  const part = shown && !whole ? { base: state.base, from: Math.floor(shown.from), to: Math.ceil(shown.to) } : {};
+  const part =
+    shown && !search.whole ? { base: state.base, from: Math.floor(shown.from), to: Math.ceil(shown.to) } : {};
   const perfetto = async () => {
     setBusy(true);
     setError(null);
@@ -39,8 +40,18 @@ export function ExportMenu({ state }: { state: SessionState }) {
     <Menu label="Export">
       {shown && (
         <label>
-          <input type="checkbox" checked={!whole} onChange={(e) => setWhole(!e.target.checked)} /> only the interval of
-          the view, {duration(shown.to - shown.from)}
+          <input
+            type="checkbox"
+            checked={!search.whole}
+            onChange={(e) =>
+              navigate({
+                to: ".",
+                search: ((o: object) => ({ ...o, whole: e.target.checked ? undefined : "1" })) as never,
+                replace: true,
+              })
+            }
+          />{" "}
+          only the interval of the view, {duration(shown.to - shown.from)}
         </label>
       )}
       <button type="button" className={ui.button} disabled={busy} onClick={perfetto} title={perfettoOrigin}>

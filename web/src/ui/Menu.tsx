@@ -2,8 +2,8 @@
 import { type ReactNode, useRef } from "react";
 import { ui } from "./parts";
 
-/** Menu opens below its label. Escape, or the focus elsewhere, closes it. */
-export function Menu({ label, children }: { label: string; children: ReactNode }) {
+/** Menu opens below its label, which is a badge if it has a tone. Escape, or the focus elsewhere, closes it. */
+export function Menu({ label, tone, children }: { label: string; tone?: string; children: ReactNode }) {
   const menu = useRef<HTMLDetailsElement>(null);
   return (
     <details
@@ -20,7 +20,9 @@ export function Menu({ label, children }: { label: string; children: ReactNode }
         if (menu.current && e.relatedTarget && !menu.current.contains(e.relatedTarget)) menu.current.open = false;
       }}
     >
-      <summary>{label}</summary>
+      <summary className={tone && ui.badge} data-tone={tone}>
+        {label}
+      </summary>
       <div className={ui.menuBody}>{children}</div>
     </details>
   );

@@ -3,7 +3,7 @@ import { Link } from "@tanstack/react-router";
 import type { ReactNode } from "react";
 import type { Schemas } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
-import { bytes, count, dims, duration, exactDuration, offset, percent } from "../lib/format";
+import { bytes, count, dims, duration, exactDuration, offset, percent, plural } from "../lib/format";
 import { occupancy } from "../lib/occupancy";
 import { around, rounded, type View } from "../lib/scale";
 import { Histogram } from "../ui/Histogram";
@@ -138,7 +138,7 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
               search={{ name: op.name, operation: "kernel", sort: "duration" } as never}
               {...num("rows", stat.count)}
             >
-              {count(stat.count)} launches
+              {plural(stat.count, "launch")}
             </Link>{" "}
             of this kernel
           </h3>
@@ -389,12 +389,12 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
             <>
               <div title={exactDuration(own.kernel_ns)}>
                 <strong>{rows("ns", own.kernel_ns, { operation: "kernel", sort: "duration" })}</strong>
-                <small>{count(own.kernels)} kernels launched in it</small>
+                <small>{plural(own.kernels, "kernel")} launched in it</small>
               </div>
               {own.copies > 0 && (
                 <div title={exactDuration(own.copy_ns)}>
                   <strong>{rows("ns", own.copy_ns, { operation: "memcpy", sort: "duration" })}</strong>
-                  <small>{count(own.copies)} copies</small>
+                  <small>{plural(own.copies, "copy")}</small>
                 </div>
               )}
               {own.queue_ns > 0 && (
@@ -484,7 +484,7 @@ function KernelList({ groups, from, to }: { groups: Schemas["Kernels"] | undefin
         ))}
       </ul>
       <Link to="/sessions/$session/kernels" params={{ session: id }} search={window as never}>
-        All {count(groups.total.groups)} kernels, {count(groups.total.count)} launches
+        All {plural(groups.total.groups, "kernel")}, {plural(groups.total.count, "launch")}
       </Link>
     </>
   );
@@ -531,7 +531,7 @@ export function Measured({ range, close }: { range: View; close: () => void }) {
                   {duration(total.sum_ns)}
                 </Link>
               </strong>
-              <small>{count(total.count)} kernels that start inside</small>
+              <small>{plural(total.count, "kernel")} started inside</small>
             </div>
           )}
           {gaps.data && (
@@ -546,7 +546,7 @@ export function Measured({ range, close }: { range: View; close: () => void }) {
                   {duration(gaps.data.sum_ns)}
                 </Link>
               </strong>
-              <small>idle, in {count(gaps.data.count)} gaps</small>
+              <small>idle, in {plural(gaps.data.count, "gap")}</small>
             </div>
           )}
         </div>

@@ -106,8 +106,8 @@ export function Kernels() {
         )}
         <span className={ui.spacer} />
         <span className={ui.muted}>
-          {count(total.count)} {total.count === 1 ? "launch" : "launches"},{" "}
-          <span title={exactDuration(total.sum_ns)}>{duration(total.sum_ns)}</span> in {plural(total.groups, "group")}
+          {plural(total.count, "launch")}, <span title={exactDuration(total.sum_ns)}>{duration(total.sum_ns)}</span> in{" "}
+          {plural(total.groups, "group")}
         </span>
         <SearchBox
           label="Search kernels"

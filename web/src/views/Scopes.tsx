@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 import { Link, useNavigate, useSearch } from "@tanstack/react-router";
-import { useMemo, useState } from "react";
+import { useMemo } from "react";
 import type { Schemas } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
-import { bytes, count, duration, exactDuration, offset, percent } from "../lib/format";
+import { bytes, count, duration, exactDuration, offset, percent, plural } from "../lib/format";
 import { efficiency, stallReasons } from "../lib/samples";
 import { byKernelTime } from "../lib/scopes";
 import { Bar, Choice, Failure, Loading, type Made, Message, num, row, SearchBox, ui } from "../ui/parts";
@@ -37,7 +37,7 @@ export function Scopes() {
   const session = useSession();
   const search = useSearch({ from: "/sessions/$session/scopes" });
   const navigate = useNavigate({ from: "/sessions/$session/scopes" });
-  const [closed, setClosed] = useState<ReadonlySet<number>>(new Set());
+  const closed = useMemo(() => new Set(search.closed?.split(",").map(Number)), [search.closed]);
   const q = useGet("/sessions/{session}/scopes", { session: session.id }, { idle: true }, { every: session.every });
   const nodes = useMemo(() => byKernelTime(q.data?.nodes ?? []), [q.data]);
   const rows = useMemo(() => visibleNodes(nodes, search.q ?? "", closed), [nodes, search.q, closed]);
@@ -113,13 +113,11 @@ export function Scopes() {
                         className={ui.icon}
                         aria-expanded={!closed.has(n.path)}
                         aria-label={`${closed.has(n.path) ? "Open" : "Close"} ${n.name}`}
-                        onClick={() =>
-                          setClosed((c) => {
-                            const next = new Set(c);
-                            if (!next.delete(n.path)) next.add(n.path);
-                            return next;
-                          })
-                        }
+                        onClick={() => {
+                          const next = new Set(closed);
+                          if (!next.delete(n.path)) next.add(n.path);
+                          navigate({ search: (o) => ({ ...o, closed: [...next].join() || undefined }), replace: true });
+                        }}
                       >
                         {closed.has(n.path) ? "▸" : "▾"}
                       </button>
@@ -315,7 +313,7 @@ function Sampled({ node }: { node: Node }) {
               <dd key={`${name}b`}>
                 <Bar share={n / most} />
               </dd>,
-              <dd key={`${name}n`} title={`${count(n)} samples`}>
+              <dd key={`${name}n`} title={plural(n, "sample")}>
                 {percent(n / x.samples)}
               </dd>,
             ])}
@@ -363,7 +361,8 @@ function Instances({ node }: { node: Node }) {
       <div className={ui.row}>
         <h2>{all.data?.names.join(" › ") ?? node.name}</h2>
         <span className={ui.muted}>
-          {count(node.instances)} instances{numbered ? " with other numbers" : ""}
+          {plural(node.instances, "instance")}
+          {numbered ? " with other numbers" : ""}
           {all.data?.truncated ? `, the first ${count(all.data.instances.length)} in this order` : ""}
         </span>
         <span className={ui.spacer} />

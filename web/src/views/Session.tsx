@@ -4,9 +4,10 @@ import { Link, Outlet, useParams } from "@tanstack/react-router";
 import { useEffect, useMemo, useRef } from "react";
 import { send } from "../api/client";
 import { SessionContext, type SessionState, useGet } from "../api/hooks";
-import { compact, count, duration, exactDuration, instant, plural } from "../lib/format";
+import { compact, count, duration, exactDuration, instant, percent, plural } from "../lib/format";
 import { BaselineMenu } from "../ui/BaselineMenu";
 import { ExportMenu } from "../ui/ExportMenu";
+import { Menu } from "../ui/Menu";
 import { Badge, Failure, LiveMark, Loading, num, ui } from "../ui/parts";
 import { useMay } from "./Login";
 
@@ -129,10 +130,13 @@ function Quality({ state }: { state: SessionState }) {
         </Badge>
       )}
       {remarks.length > 0 ? (
-        <Badge tone="warn" title={remarks.join("\n")}>
-          ⚠ {remarks[0]}
-          {remarks.length > 1 ? ` and ${remarks.length - 1} more` : ""}
-        </Badge>
+        <Menu tone="warn" label={`⚠ ${remarks[0]}${remarks.length > 1 ? ` and ${remarks.length - 1} more` : ""}`}>
+          <ul>
+            {remarks.map((r) => (
+              <li key={r}>{r}</li>
+            ))}
+          </ul>
+        </Menu>
       ) : (
         logs.data && (
           <Badge
@@ -147,13 +151,17 @@ function Quality({ state }: { state: SessionState }) {
   );
 }
 
-/** captureRemarks lists what capture logs report as dropped, rejected, degraded or unavailable. */
+/** captureRemarks lists what capture logs report as dropped, left out, degraded, unavailable or recorded in part. */
 export function captureRemarks(attributes: readonly Record<string, unknown>[]): string[] {
   const result = new Set<string>();
   for (const a of attributes) {
     for (const [k, v] of Object.entries(a)) {
       const name = k.replace(/^cuda\.capture\./, "").replaceAll(/[._]/g, " ");
-      if (/drop|reject|omit|lost|missing|degrad|unavailable|skipp/i.test(k)) {
+      if (k === "cuda.capture.recorded.ratio" && typeof v === "number" && v < 1)
+        result.add(`recorded ${percent(v)} of the session`);
+      else if (k === "cuda.capture.paused.time" && typeof v === "number" && v > 0)
+        result.add(`recording paused for ${duration(v * 1e9)}`);
+      else if (/drop|reject|omit|lost|missing|degrad|unavailable|skipp|left_out|unsampled|without/i.test(k)) {
         if (typeof v === "number" && v > 0) result.add(`${name}: ${count(v)}`);
         else if (typeof v === "string" && v !== "" && v !== "0") result.add(`${name}: ${v}`);
         else if (Array.isArray(v) && v.length) result.add(`${name}: ${v.join(", ")}`);

@@ -17,7 +17,6 @@ export function Sessions() {
   const navigate = useNavigate({ from: "/" });
   const client = useQueryClient();
   const admin = useMay("admin");
-  const [cursors, setCursors] = useState<string[]>([]);
   const filter = {
     q: search.q,
     host: search.host,
@@ -26,7 +25,7 @@ export function Sessions() {
     from: midnight(search.since),
     to: midnight(search.until, 1),
   };
-  const page = useGet("/sessions", {}, { ...filter, limit: 100, cursor: cursors.at(-1) }, { every: 2000 });
+  const page = useGet("/sessions", {}, { ...filter, limit: 100, cursor: search.cursor }, { every: 2000 });
   useEffect(() => {
     document.title = "Sessions · gpuflight";
   }, []);
@@ -34,7 +33,9 @@ export function Sessions() {
   const filtered = Object.values(filter).some(Boolean);
   if (page.error && !page.data) return <Failure error={page.error} />;
   if (!page.data) return <Loading />;
-  if (!sessions.length && !filtered && !cursors.length) return <FirstPage />;
+  if (!sessions.length && !filtered && !search.cursor) return <FirstPage />;
+  const filterBy = (change: Partial<typeof search>) =>
+    navigate({ search: (o) => ({ ...o, ...change, cursor: undefined }), replace: true });
   const pin = async (s: Session) => {
     await send(s.pinned ? "DELETE" : "PUT", `/sessions/${encodeURIComponent(s.id)}/pin`);
     await client.invalidateQueries({ queryKey: ["/sessions"] });
@@ -51,7 +52,7 @@ export function Sessions() {
               <Link
                 key={k}
                 to="/"
-                search={(o) => ({ ...o, [k]: undefined })}
+                search={(o) => ({ ...o, [k]: undefined, cursor: undefined })}
                 className={ui.badge}
                 aria-label={`Remove the filter ${k}`}
               >
@@ -72,15 +73,11 @@ export function Sessions() {
               className={ui.input}
               style={{ width: 140 }}
               value={search[k] ?? ""}
-              onChange={(e) => navigate({ search: (o) => ({ ...o, [k]: e.target.value || undefined }), replace: true })}
+              onChange={(e) => filterBy({ [k]: e.target.value || undefined })}
             />
           </label>
         ))}
-        <SearchBox
-          label="Search sessions"
-          value={search.q ?? ""}
-          onChange={(q) => navigate({ search: (o) => ({ ...o, q: q || undefined }), replace: true })}
-        />
+        <SearchBox label="Search sessions" value={search.q ?? ""} onChange={(q) => filterBy({ q: q || undefined })} />
       </div>
       {search.a && (
         <Link to="/" search={(o) => ({ ...o, a: undefined })}>
@@ -126,15 +123,15 @@ export function Sessions() {
         {!sessions.length && <Message>No session matches the filter.</Message>}
       </div>
       <div className={ui.row}>
-        {cursors.length > 0 && (
-          <button type="button" className={ui.button} onClick={() => setCursors((c) => c.slice(0, -1))}>
-            Newer
-          </button>
+        {search.cursor && (
+          <Link to="/" search={(o) => ({ ...o, cursor: undefined })} className={ui.button}>
+            Newest
+          </Link>
         )}
         {page.data.next && (
-          <button type="button" className={ui.button} onClick={() => setCursors((c) => [...c, page.data?.next ?? ""])}>
+          <Link to="/" search={(o) => ({ ...o, cursor: page.data?.next })} className={ui.button}>
             Older
-          </button>
+          </Link>
         )}
       </div>
     </div>
@@ -160,7 +157,11 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
         </div>
         <div className={ui.row}>
           {s.service && (
-            <Link to="/" search={(o) => ({ ...o, service: s.service })} title={`Only sessions of ${s.service}`}>
+            <Link
+              to="/"
+              search={(o) => ({ ...o, service: s.service, cursor: undefined })}
+              title={`Only sessions of ${s.service}`}
+            >
               filter
             </Link>
           )}
@@ -220,14 +221,14 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
       </td>
       <td className={ui.wide}>
         {s.host && (
-          <Link to="/" search={(o) => ({ ...o, host: s.host })}>
+          <Link to="/" search={(o) => ({ ...o, host: s.host, cursor: undefined })}>
             {s.host}
           </Link>
         )}
         {s.run && (
           <>
             {" · "}
-            <Link to="/" search={(o) => ({ ...o, run: s.run })}>
+            <Link to="/" search={(o) => ({ ...o, run: s.run, cursor: undefined })}>
               {s.run.slice(0, 12)}
             </Link>
             {s.rank !== undefined && (

@@ -9,7 +9,7 @@ import { useGet, useSession } from "../api/hooks";
 import { css, oklch } from "../lib/color";
 import { count, offset } from "../lib/format";
 import { align, deviceLabel, rank, rate, title, valueFormat } from "../lib/metrics";
-import { around, rounded, tickStep } from "../lib/scale";
+import { around, pan, rounded, tickStep, type View, zoom } from "../lib/scale";
 import { Badge, Failure, Loading, Message, num, ui } from "../ui/parts";
 import { useDark } from "../ui/theme";
 import { WindowBadge } from "./Kernels";
@@ -86,11 +86,26 @@ export function System() {
     to: search.to ?? Math.max(session.overview.session.duration_ns, 1),
   };
   const whole = { from: 0, to: Math.max(session.overview.session.duration_ns, 1) };
+  const width = window.to - window.from;
+  const middle = window.from + width / 2;
+  const moves: [name: string, sign: string, view: View][] = (
+    [
+      ["Zoom in", "+", zoom(window, 0.5, middle, whole)],
+      ["Zoom out", "−", zoom(window, 2, middle, whole)],
+      ["Earlier", "←", pan(window, -width / 4, whole)],
+      ["Later", "→", pan(window, width / 4, whole)],
+    ] as const
+  ).map(([name, sign, v]) => [name, sign, rounded(v)]);
   return (
     <div className={ui.page}>
       <div className={ui.row}>
         <h1>System</h1>
         <span className={ui.muted}>drag in a chart to zoom</span>
+        {moves.map(([name, sign, v]) => (
+          <Link key={name} to="." replace search={v as never} className={ui.button} aria-label={name}>
+            {sign}
+          </Link>
+        ))}
         <WindowBadge from={search.from} to={search.to} />
         <span className={ui.spacer} />
         <Link

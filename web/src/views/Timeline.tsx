@@ -51,6 +51,7 @@ export function Timeline() {
   const [cursor, setCursor] = useState<number | null>(null);
   const [tip, setTip] = useState<Tip | null>(null);
   const [drag, setDrag] = useState<View | null>(null);
+  const [measuring, setMeasuring] = useState(false); // the next drag measures
   const [mark, setMark] = useState<number | null>(null); // where the key M began a measurement
   const canvas = useRef<HTMLCanvasElement>(null);
   const scroller = useRef<HTMLDivElement>(null);
@@ -174,6 +175,25 @@ export function Timeline() {
     [plain, pathData, session.id, dark],
   );
   const total = tracks.reduce((n, x) => Math.max(n, x.top + x.height), 0) + 34;
+  // The URL has the vertical position. It is restored once the tracks are high enough.
+  const wanted = useRef(search.y);
+  useLayoutEffect(() => {
+    const el = scroller.current;
+    if (!el || wanted.current === undefined || total < wanted.current + el.clientHeight) return;
+    el.scrollTop = wanted.current;
+    wanted.current = undefined;
+  }, [total]);
+  const scrolled = useRef<ReturnType<typeof setTimeout>>(undefined);
+  useEffect(() => () => clearTimeout(scrolled.current), []);
+  const onScroll = (top: number) => {
+    setScroll(top);
+    if (wanted.current !== undefined) return;
+    clearTimeout(scrolled.current);
+    scrolled.current = setTimeout(
+      () => navigate({ search: (o) => ({ ...o, y: Math.round(top) || undefined }), replace: true }),
+      200,
+    );
+  };
   const items = useMemo(() => tracks.flatMap((x) => x.items), [tracks]);
   const selected = search.sel ?? "";
   const selectedTrack = selected ? tracks.find((x) => x.items.some((i) => i.id === selected)) : undefined;
@@ -239,6 +259,7 @@ export function Timeline() {
     (i: Item | null) => {
       setTip(null);
       setMark(null);
+      setMeasuring(false);
       if (i && i.kind !== "gap")
         navigate({
           search: (o) => ({ ...o, sel: i.id, at: String(i.at ?? i.start), m0: undefined, m1: undefined }),
@@ -278,13 +299,19 @@ export function Timeline() {
     const r = (canvas.current as HTMLCanvasElement).getBoundingClientRect();
     return { x: e.clientX - r.left, y: e.clientY - r.top };
   };
+  /** measured is the interval from where a measurement began to the pointer. */
+  const measured = (e: React.PointerEvent): View | null => {
+    if (anchor.current === null) return null;
+    const x = toNs(viewRef.current, size.width, at(e).x);
+    return { from: Math.min(anchor.current, x), to: Math.max(anchor.current, x) };
+  };
   const down = (e: React.PointerEvent) => {
     if (e.button !== 0) return;
     canvas.current?.setPointerCapture(e.pointerId);
     canvas.current?.focus({ preventScroll: true });
     pointers.current.set(e.pointerId, at(e));
     moved.current = 0;
-    anchor.current = e.shiftKey ? toNs(viewRef.current, size.width, at(e).x) : null;
+    anchor.current = e.shiftKey || measuring ? toNs(viewRef.current, size.width, at(e).x) : null;
   };
   const move = (e: React.PointerEvent) => {
     const p = at(e);
@@ -299,10 +326,9 @@ export function Timeline() {
     }
     setTip(null);
     moved.current += Math.abs(p.x - before.x) + Math.abs(p.y - before.y);
-    if (anchor.current !== null) {
-      const x = toNs(v, size.width, p.x);
-      setDrag({ from: Math.min(anchor.current, x), to: Math.max(anchor.current, x) });
-    } else if (pointers.current.size === 2) {
+    const interval = measured(e);
+    if (interval) setDrag(interval);
+    else if (pointers.current.size === 2) {
       const other = [...pointers.current].find(([id]) => id !== e.pointerId)?.[1];
       if (other) {
         const was = Math.max(Math.abs(before.x - other.x), 10);
@@ -317,10 +343,12 @@ export function Timeline() {
   };
   const up = (e: React.PointerEvent) => {
     const was = pointers.current.delete(e.pointerId);
-    if (drag) {
-      const r = rounded(drag);
-      setDrag(null);
-      if (moved.current > 3)
+    const interval = measured(e); // the state drag can lack the last move
+    setDrag(null);
+    if (interval && moved.current > 3) {
+      const r = rounded(interval);
+      setMeasuring(false);
+      if (e.type === "pointerup")
         navigate({
           search: (o) => ({ ...o, sel: undefined, at: undefined, m0: Math.max(0, r.from), m1: r.to }),
           replace: true,
@@ -545,7 +573,7 @@ export function Timeline() {
         />
         {match && (
           <span role="status">
-            {count(inView)} drawn in view, {found.data ? count(found.data.total.count) : "…"} launches{" "}
+            {count(inView)} drawn in view, {found.data ? plural(found.data.total.count, "launch") : "…"}{" "}
             <button type="button" className={ui.icon} onClick={() => jump(-1)} aria-label="Previous match">
               ↑
             </button>
@@ -578,6 +606,15 @@ export function Timeline() {
         <button
           type="button"
           className={ui.button}
+          aria-pressed={measuring}
+          title="The next drag measures an interval, as Shift and a drag do"
+          onClick={() => setMeasuring(!measuring)}
+        >
+          Measure
+        </button>
+        <button
+          type="button"
+          className={ui.button}
           aria-label="Zoom out"
           onClick={() => setView(zoom(view, 2, (view.from + view.to) / 2, whole))}
         >
@@ -598,7 +635,7 @@ export function Timeline() {
       {data.error ? <Failure error={data.error} /> : null}
       <div className={t.body}>
         <div className={t.left}>
-          <div className={t.scroller} ref={scroller} onScroll={(e) => setScroll(e.currentTarget.scrollTop)}>
+          <div className={t.scroller} ref={scroller} onScroll={(e) => onScroll(e.currentTarget.scrollTop)}>
             <div className={t.content} style={{ height: total }}>
               <div className={t.labels}>
                 <div className={t.corner}>{data.fetching ? "loading…" : "from start"}</div>
@@ -630,6 +667,7 @@ export function Timeline() {
             </div>
           </div>
           <div className={t.status}>
+            {measuring && <strong role="status">Drag over the interval to measure.</strong>}
             {mark !== null && (
               <strong role="status">Measuring from {offset(mark, 1)}: move, then press M again. Escape ends it.</strong>
             )}
