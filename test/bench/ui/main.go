@@ -44,8 +44,8 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// Limits in ms: of the median frame, of the first page, and of the 95th percentile of a request, of an
-// analysis of a window, and of one of the whole session.
+// Limits in ms: of the median frame, and of the first page. The others are of the 95th percentile: of a
+// request, of the analysis of a window, and of that of a whole session.
 const (
 	frameLimit   = 16
 	pageLimit    = 1000
