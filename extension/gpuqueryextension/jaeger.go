@@ -22,7 +22,7 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// The routes of Jaeger's api_v3, which Jaeger's UI reads. Traces are OTLP JSON in a field "result".
+// The routes of Jaeger's api_v3. Traces are OTLP JSON in a field "result".
 
 const (
 	// maxTraceOps is the number of operations of a trace. Jaeger's UI cannot show more.
