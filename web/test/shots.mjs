@@ -23,6 +23,8 @@ const scope = nodes.filter((n) => n.instances > 1).toSorted((a, b) => b.total.ke
 // Of the recordings, minigpt has host stacks.
 const stacked = sessions.find((x) => x.service === "minigpt");
 
+// Its launch times are recorded, so its idle time has causes.
+const explained = sessions.find((x) => x.service === "slow_layer") ?? largest;
 // Of test/gpu/ranks/recordings.
 const ranked = sessions.find((x) => x.run && Number(x.rank_size) > 1);
 
@@ -37,7 +39,7 @@ const pages = {
   system: `/sessions/${encodeURIComponent(measured.id)}/system`,
   code: `/sessions/${encodeURIComponent(sampled.id)}/code?view=functions`,
   flame: `/sessions/${encodeURIComponent(stacked?.id ?? largest.id)}/code?view=flame`,
-  findings: `${s}/findings`,
+  findings: `/sessions/${encodeURIComponent(explained.id)}/findings`,
   idle: `${s}/gaps`,
   usage: "/usage",
   ranks: `/ranks?run=${encodeURIComponent(ranked?.run ?? "")}`,
