@@ -106,7 +106,7 @@ func (q *query) list(name string, most int) []string {
 	}
 	list := strings.Split(v, ",")
 	if len(list) > most || !utf8.ValidString(v) {
-		q.fail(name, "must be valid UTF-8 of at most %d values", most)
+		q.fail(name, "must be valid UTF-8 with at most %d values", most)
 		return nil
 	}
 	return list

@@ -115,7 +115,7 @@ func (s *server) usage(ctx context.Context, r *request) (any, error) {
 	_, one := r.values["of"]
 	of := r.text("of", 10_000)
 	if one && by == session {
-		r.fail("of", "needs another group than by=session")
+		r.fail("of", "cannot be used with by=session")
 	}
 	if err := r.check(); err != nil {
 		return nil, err

@@ -23,18 +23,17 @@ type Gaps struct {
 	List []Gap
 
 	device  string
-	cause   Cause
-	every   bool
+	cause   *Cause // nil: all causes
 	limit   int
 	unknown bool // work is missing, so every cause is unknown
 }
 
 // part returns the part of a gap that counts.
 func (x *Gaps) part(g *Gap) int64 {
-	if x.every {
+	if x.cause == nil {
 		return g.EndNs - g.StartNs
 	}
-	return g.Idle[x.cause]
+	return g.Idle[*x.cause]
 }
 
 func (x *Gaps) add(d *device, g Gap, w *work) {
@@ -67,10 +66,7 @@ func (x *Gaps) trim() {
 // a cause, it returns those of all causes. It reads all operations of the interval, also those of parts that the
 // store keeps, after an analysis that finds the active interval. An unknown device has no gaps.
 func ListGaps(ctx context.Context, src Source, o Options, device string, cause *Cause, limit int) (*Gaps, error) {
-	x := &Gaps{Complete: true, device: device, every: cause == nil, limit: limit}
-	if cause != nil {
-		x.cause = *cause
-	}
+	x := &Gaps{Complete: true, device: device, cause: cause, limit: limit}
 	o.gaps = x
 	r, err := Run(ctx, src, o)
 	if err != nil {

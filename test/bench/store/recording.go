@@ -5,18 +5,15 @@
 package main
 
 import (
-	"bufio"
-	"compress/gzip"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
+	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/rows"
 	"github.com/gpuflight/gpuflight/internal/store/storetest"
@@ -63,31 +60,14 @@ func newSource(files []string, end int64) (source, error) {
 	return r, nil
 }
 
-// readPart reads a recording as `gpuflight trace` writes it, OTLP in lines of JSON, compressed by gzip.
+// readPart reads a recording as `gpuflight trace` writes it.
 func readPart(file string) (p part, err error) {
-	f, err := os.Open(file)
-	if err != nil {
-		return p, err
-	}
-	defer func() { _ = f.Close() }()
-	z, err := gzip.NewReader(f)
-	if err != nil {
-		return p, err
-	}
 	all := ptrace.NewTraces()
-	for lines := bufio.NewReader(z); !errors.Is(err, io.EOF); {
-		var line []byte
-		if line, err = lines.ReadBytes('\n'); err != nil && !errors.Is(err, io.EOF) {
-			return p, err
-		}
-		if !strings.HasPrefix(string(line), `{"resourceSpans"`) {
-			continue
-		}
-		td, err := (&ptrace.JSONUnmarshaler{}).UnmarshalTraces(line)
-		if err != nil {
-			return p, err
-		}
+	stats, err := otlp.ReadFile(file, otlp.Handler{Traces: func(td ptrace.Traces) {
 		td.ResourceSpans().MoveAndAppendTo(all.ResourceSpans())
+	}})
+	if err = errors.Join(append(stats.Errors, err)...); err != nil {
+		return p, err
 	}
 	for _, rs := range all.ResourceSpans().All() {
 		rs.Resource().Attributes().PutStr(semconv.ServiceInstanceID, session)

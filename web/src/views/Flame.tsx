@@ -116,7 +116,7 @@ export function Flame() {
                   search={((o: Record<string, unknown>) => ({ ...o, zoom: over || zoom || undefined })) as never}
                   {...num("kernels", shown.count)}
                 >
-                  {Math.round(shown.count) === 1 ? "1 launch" : `${count(Math.round(shown.count))} launches`}
+                  {plural(Math.round(shown.count), "launch")}
                 </Link>
               </>
             )}{" "}
