@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -327,6 +328,10 @@ func (p *pair) compareOps(id sessionID, m *mapping, i interval) {
 		}
 		q = base
 		q.MinNs, q.MaxNs = duration(o)/2, duration(o)
+		queries = append(queries, q)
+		q = base
+		_, outer, _ := strings.Cut(o.StackText, "\n")
+		q.Stack, q.StackExact = []*string{&o.StackText, &outer}[p.IntN(2)], p.IntN(2) == 0
 		queries = append(queries, q)
 	}
 	if m != nil {
