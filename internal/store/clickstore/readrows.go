@@ -158,11 +158,11 @@ func (v *view) page(ctx context.Context, q store.OpQuery, n int) (store.OpPage, 
 	if q.Stack != nil {
 		const texts = "(SELECT Key FROM gpu_stacks WHERE Project = ? AND Session = ? AND "
 		switch {
-		case !q.StackExact && *q.Stack != "":
-			f.add("Stack IN "+texts+"(Text = ? OR endsWith(Text, ?)))", v.key.project, v.key.session, *q.Stack, "\n"+*q.Stack)
+		case !q.StackExact:
+			f.add("Stack IN "+texts+"Text != '' AND (Text = ? OR endsWith(Text, ?)))", v.key.project, v.key.session, *q.Stack, "\n"+*q.Stack)
 		case *q.Stack != "":
 			f.add("Stack IN "+texts+"Text = ?)", v.key.project, v.key.session, *q.Stack)
-		case q.StackExact:
+		default:
 			f.add("Stack NOT IN "+texts+"Text != '')", v.key.project, v.key.session)
 		}
 	}

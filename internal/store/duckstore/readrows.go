@@ -182,11 +182,11 @@ func (v *view) selectOps(ctx context.Context, q *store.OpQuery) (f filter, err e
 	}
 	if q.Stack != nil {
 		switch {
-		case !q.StackExact && *q.Stack != "":
-			f.add("stack IN (SELECT id FROM {stacks} WHERE text = ? OR ends_with(text, ?))", *q.Stack, "\n"+*q.Stack)
+		case !q.StackExact:
+			f.add("stack IN (SELECT id FROM {stacks} WHERE text != '' AND (text = ? OR ends_with(text, ?)))", *q.Stack, "\n"+*q.Stack)
 		case *q.Stack != "":
 			f.add("stack IN (SELECT id FROM {stacks} WHERE text = ?)", *q.Stack)
-		case q.StackExact:
+		default:
 			f.add("stack NOT IN (SELECT id FROM {stacks} WHERE text != '')")
 		}
 	}

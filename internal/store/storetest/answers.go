@@ -222,7 +222,8 @@ func (m *Memory) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error)
 			q.Trace != (store.TraceID{}) && o.PlaceRef.Trace != q.Trace ||
 			duration(o) < q.MinNs || q.MaxNs > 0 && duration(o) > q.MaxNs ||
 			q.Path != nil && (q.Direct && s.path(t.opPath(o)) != *q.Path || !t.below(t.opPath(o), *q.Path)) ||
-			q.Stack != nil && o.StackText != *q.Stack && (q.StackExact || *q.Stack != "" && !strings.HasSuffix(o.StackText, "\n"+*q.Stack)) {
+			q.Stack != nil && q.StackExact && o.StackText != *q.Stack ||
+			q.Stack != nil && !q.StackExact && (o.StackText == "" || o.StackText != *q.Stack && !strings.HasSuffix(o.StackText, "\n"+*q.Stack)) {
 			continue
 		}
 		if a := q.After; a != nil {
