@@ -184,6 +184,15 @@ const views = {
   "instruction of a listing": () => `${of("heldout_sassmetrics")}/code?what=sass+256`,
   "flame graph": () => `${of("minigpt")}/code?view=flame`,
   "frame of the flame graph": () => `${of("minigpt")}/code?view=flame&zoom=0.0.0`,
+  "host function of the flame graph": () => `${of("minigpt")}/code?view=flame&zoom=0`,
+  "host stack of the flame graph": async () => {
+    const { stacks } = await api(`${of("minigpt")}/stacks`);
+    assert.ok(
+      stacks.some((s) => s.stack.length),
+      "the session has host stacks",
+    );
+    return `${of("minigpt")}/code?view=flame&zoom=0.0.0.0.0`;
+  },
   "scopes of the flame graph": () => `${of("pytorch")}/code?view=flame&zoom=0`,
   findings: () => `${of("slow_layer")}/findings`,
   "findings without steps by scope": () => `${of("minigpt")}/findings`,
@@ -275,10 +284,6 @@ const unlinked = new Map(
       "Kernels: Share",
       "Scopes: Share",
       "Usage: Share",
-    ],
-    "it is a part of a number that its row links, by host stack, of which launches have no filter": [
-      "Kernels of the frame: Launches",
-      "Kernels of the frame: Time",
     ],
     "it is the result of a test or of the alignment of clocks, of which its title or its head has the formula": [
       "Differences: Result",

@@ -706,3 +706,44 @@ describe("the URL has the state of each view", () => {
     await close(page);
   });
 });
+
+describe("flame graph of a session with host stacks of a part of the launches", () => {
+  test("has the launches behind an estimate", async () => {
+    const sampled = "55555555-2222-3333-4444-555555555555";
+    const kernel = (n, from, to, ...a) => span(n, "gemm_kernel", from, to, 0, on("kernel", 0, 7, ...a));
+    const spans = [
+      kernel(1, 0, 100, text("code.stacktrace", "step\nmain")),
+      kernel(2, 200, 260, text("code.stacktrace", "eval\nmain")),
+      kernel(3, 300, 340),
+      kernel(4, 400, 440),
+      kernel(5, 500, 505, text("code.stacktrace", "main")),
+    ];
+    await send({ resourceSpans: [{ resource: resource(sampled, "sampled"), scopeSpans: [{ spans }] }] });
+    await eventually(
+      "the session is stored",
+      async () => (await api(`/sessions/${sampled}/stacks`)).stacks?.length === 4,
+    );
+    // The 80 µs without a stack are shared by launches: a third each.
+    const page = await open(`/sessions/${sampled}/code?view=flame&zoom=0`);
+    const row = page.getByRole("table", { name: "Kernels of the frame" }).getByRole("row").last();
+    const texts = async () => (await row.locator("td").allInnerTexts()).slice(2);
+    assert.deepEqual(await texts(), ["245 µs", "5", "165 µs", "245 µs"]);
+    const rows = async (link) => {
+      await link.click();
+      const found = ["rows", "sum"].map((x) => page.getByTestId(x).innerText());
+      const [count, sum] = await Promise.all(found);
+      const filters = await page.getByTitle("Remove this filter").allInnerTexts();
+      await page.goBack();
+      await settled(page);
+      return [count, sum, filters.find((x) => /called|directly in main|directly in step/.test(x))];
+    };
+    assert.deepEqual(await rows(row.getByRole("link").first()), ["3", "165 µs", "called from main ✕"]);
+    assert.deepEqual(await rows(row.getByRole("link").last()), ["5", "245 µs", undefined]);
+    // The kernel launched by main itself, and the function step.
+    await visit(page, `/sessions/${sampled}/code?view=flame&zoom=0.2`);
+    assert.deepEqual(await rows(row.getByRole("link").first()), ["1", "5.00 µs", "launched directly in main ✕"]);
+    await visit(page, `/sessions/${sampled}/code?view=flame&zoom=0.0`);
+    assert.deepEqual(await rows(row.getByRole("link").first()), ["1", "100 µs", "called from step ✕"]);
+    await close(page);
+  });
+});
