@@ -18,13 +18,17 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store/answer"
 )
 
-// bucketSQL is store.Bucket of the column d. The rounded logarithm is the exponent or one more. DuckDB computes
-// it once, because it is outside of CASE.
-const bucketSQL = "(CASE WHEN d < 16 THEN 0 ELSE 16 END * " + exponentSQL + " + ((greatest(d, 0) >> (" + exponentSQL + " - 4)) & 15))::USMALLINT"
-
+// stepSQL numbers durations d so that all with one number have one bucket: 64 times a power of two, and the upper bits
+// of the duration in it. If the logarithm is off by one beside a power of two, the bucket is the same.
 const (
-	exponentSQL = "(" + roundedSQL + " - ((1::BIGINT << " + roundedSQL + ") > greatest(d, 16))::BIGINT)"
-	roundedSQL  = "log2(greatest(d, 16))::BIGINT"
+	stepSQL  = "((greatest(d, 0) >> " + scaleSQL + ") + 64 * " + scaleSQL + ")"
+	scaleSQL = "(floor(log2(greatest(d, 16)))::BIGINT - 4)"
+)
+
+// bucketSQL is store.Bucket of the column d, and stepBucketSQL that of the column step.
+var (
+	stepBucketSQL = "((step & 63) + 16 * (step >> 6) + CASE WHEN step < 16 THEN 0 ELSE 48 END)::USMALLINT"
+	bucketSQL     = strings.ReplaceAll(stepBucketSQL, "step", stepSQL)
 )
 
 // Kernels implements [store.Reader].
@@ -98,24 +102,25 @@ type by struct{ lane, shape bool }
 func (v *view) rowParts(ctx context.Context, by by, paths *pathsOfPlaces, from, to int64) ([]kernelPart, error) {
 	var f filter
 	f.interval("start_ns", "", from, to, false)
-	columns := []string{"0::UINTEGER", "0::UINTEGER", "0::UINTEGER", "0::UINTEGER", bucketSQL}
+	lane, shape, place, bytes, keys := "0::UINTEGER", "0::UINTEGER", "0::UINTEGER", "0::UBIGINT", "step"
 	if by.lane {
-		columns[0] = "lane"
+		lane, keys = "lane", keys+", lane"
 	}
 	if by.shape {
-		columns[1] = "shape"
+		shape, bytes, keys = "shape", lowBits("bytes"), keys+", shape"
 	} else {
-		// Most of the time is that of the groups.
 		f.add("shape IN (SELECT id FROM {shapes} WHERE operation = 1)")
 	}
-	rows := "SELECT *, greatest(dur_ns, 0) AS d FROM {ops}" + f.where()
+	rows := "SELECT *, dur_ns AS d FROM {ops}" + f.where()
 	if paths != nil {
-		columns[2] = "coalesce(g, 0)::UINTEGER"
-		rows = "SELECT * FROM (" + rows + ") o LEFT JOIN (SELECT unnest(?::UINTEGER[]) AS id, unnest(?::UINTEGER[]) AS g) p ON p.id = o.place"
+		place, keys = "place", keys+", place"
+		rows = "SELECT * REPLACE (coalesce(g, 0)::UINTEGER AS place) FROM (" + rows + ") o LEFT JOIN (SELECT unnest(?::UINTEGER[]) AS id, unnest(?::UINTEGER[]) AS g) p ON p.id = o.place"
 		f.args = append(f.args, paths.places, paths.indices)
 	}
-	return v.parts(ctx, "SELECT "+strings.Join(columns, ", ")+", count(*), "+lowBits("d")+", max(d), "+lowBits(queueSQL)+", "+
-		lowBits("bytes")+", NULL FROM ("+rows+") GROUP BY 1, 2, 3, 4, 5", f.args)
+	// Most of the time is that of the groups. A constant column and the bucket of each row would make them slower.
+	return v.parts(ctx, "SELECT "+lane+", "+shape+", "+place+", 0::UINTEGER, "+stepBucketSQL+", n, s, m, q, b, NULL FROM (SELECT "+keys+", count(*) AS n, "+
+		lowBits("greatest(d, 0)")+" AS s, max(greatest(d, 0)) AS m, "+lowBits(queueSQL)+" AS q, "+bytes+" AS b FROM (SELECT *, "+stepSQL+" AS step FROM ("+rows+
+		")) GROUP BY "+keys+")", f.args)
 }
 
 // pathsOfPlaces has the index of the path of each place, 0 for the root.
