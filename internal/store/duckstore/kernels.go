@@ -93,8 +93,9 @@ func (v *view) rollupParts(ctx context.Context, lane, path bool) ([]kernelPart, 
 	})
 }
 
-// by selects what statistics are by.
-type by struct{ lane, shape, path bool }
+// by selects what statistics are by. With the stack, which takes the place of the lane, they are counts and sums of durations by
+// shape, of kernels.
+type by struct{ lane, shape, path, stack bool }
 
 // rowParts reads the statistics of an interval from operations, or of its kernels if they are not by shape.
 func (v *view) rowParts(ctx context.Context, by by, from, to int64) ([]kernelPart, error) {
@@ -106,13 +107,19 @@ func (v *view) rowParts(ctx context.Context, by by, from, to int64) ([]kernelPar
 
 // parts selects the columns of a kernelPart, without its key, from the operations that meet a condition.
 func (by by) parts(f *filter) string {
-	lane, shape, place, bytes, keys := "0::UINTEGER", "0::UINTEGER", "0::UINTEGER", "0::UBIGINT", "step"
+	lane, shape, place, bucket, keys := "0::UINTEGER", "0::UINTEGER", "0::UINTEGER", stepBucketSQL, "step"
+	sums, bytes := "max(greatest(d, 0)) AS m, "+lowBits(queueSQL)+" AS q", "0::UBIGINT"
 	if by.lane {
 		lane, keys = "lane", keys+", lane"
 	}
 	if by.shape {
 		shape, bytes, keys = "shape", lowBits("bytes"), keys+", shape"
-	} else {
+	}
+	if by.stack {
+		lane, bucket, keys = "stack", "0::USMALLINT", "shape, stack"
+		sums, bytes = "0::BIGINT AS m, 0::UBIGINT AS q", "0::UBIGINT"
+	}
+	if !by.shape || by.stack {
 		f.add("shape IN (SELECT id FROM {shapes} WHERE operation = 1)")
 	}
 	rows := "(SELECT * FROM {ops}" + f.where() + ")"
@@ -121,9 +128,9 @@ func (by by) parts(f *filter) string {
 		rows = "(SELECT o.* REPLACE (coalesce(g.first, 0)::UINTEGER AS place) FROM " + rows + " o LEFT JOIN place_groups g ON g.id = o.place)"
 	}
 	// Most of the time is that of the groups. A constant column and the bucket of each row would make them slower.
-	return "SELECT " + lane + " AS lane, " + shape + " AS shape, " + place + " AS place, 0::UINTEGER AS chain, " + stepBucketSQL + " AS bucket, n, s, m, q, b FROM (SELECT " + keys +
-		", count(*) AS n, " + lowBits("greatest(d, 0)") + " AS s, max(greatest(d, 0)) AS m, " + lowBits(queueSQL) + " AS q, " + bytes +
-		" AS b FROM (SELECT *, " + stepSQL + " AS step FROM (SELECT *, dur_ns AS d FROM " + rows + ")) GROUP BY " + keys + ")"
+	return "SELECT " + lane + " AS lane, " + shape + " AS shape, " + place + " AS place, 0::UINTEGER AS chain, " + bucket + " AS bucket, n, s, m, q, b FROM (SELECT " + keys +
+		", count(*) AS n, " + lowBits("greatest(d, 0)") + " AS s, " + sums + ", " + bytes + " AS b FROM (SELECT *, " + stepSQL + " AS step FROM (SELECT *, dur_ns AS d FROM " + rows +
+		")) GROUP BY " + keys + ")"
 }
 
 // partsByPath is statistics with the paths that they refer to.
@@ -141,6 +148,11 @@ func (v *view) pathParts(ctx context.Context, by by, from, to int64) (p partsByP
 		}
 		return p, err
 	}
+	return v.windowParts(ctx, by, from, to)
+}
+
+// windowParts reads the statistics of an interval from operations, by path.
+func (v *view) windowParts(ctx context.Context, by by, from, to int64) (partsByPath, error) {
 	return cached(v, fmt.Sprint("paths ", by, from, " ", to), func() (p partsByPath, n int, err error) {
 		p, err = whileFresh(ctx, v, func() (partsByPath, error) { return v.rowPartsByPath(ctx, by, from, to, true) },
 			func() (partsByPath, error) { return v.rowPartsByPath(ctx, by, from, to, false) })
