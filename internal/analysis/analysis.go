@@ -314,6 +314,9 @@ func (a *analysis) visit(row *store.OpRow) {
 	if row.StartNs < a.from { // it only occupies the device
 		w.launched, w.queueNs = false, store.Int{}
 	}
+	if a.grouping {
+		w.scope = a.profile.scopeOf(d, row)
+	}
 	d.add(&w)
 	if a.grouping && row.StartNs >= a.from {
 		a.profile.add(d, row, &w)

@@ -362,6 +362,7 @@ func (c *codec) allGroups(all *map[string]*groups) {
 				}
 			})
 		}
+		c.scopeTimes(&(*x).times)
 	})
 }
 

@@ -45,6 +45,8 @@ type work struct {
 	ref                    Ref
 	stack, delayStack      string
 	queueNs                store.Int
+	late                   bool       // the launch returned when the device had no work left
+	scope                  *scopeTime // nil if it is not needed
 }
 
 // call is a host call that may have blocked the host.
@@ -144,6 +146,7 @@ func (d *device) advance(t int64) (idleFrom int64) {
 	for c, ns := range [numClasses]*int64{&d.sums.ComputeNs, &d.sums.CommunicationNs, &d.sums.CopyNs} {
 		if until := min(d.ends[c], t); until > at {
 			*ns += until - at
+			d.own(class(c), until-at)
 			if part := until - at; part > d.longest[c].ns {
 				d.longest[c].ns, d.longest[c].ref = part, d.endRefs[c]
 			}
@@ -196,6 +199,9 @@ func (d *device) add(w *work) {
 	}
 	if w.end >= d.ends[w.class] {
 		d.ends[w.class], d.endRefs[w.class] = w.end, w.ref
+		if w.scope != nil {
+			d.groups.times.owner[w.class] = w.scope
+		}
 		if w.class == classCopy {
 			d.page = w.pageable
 		}
@@ -271,6 +277,12 @@ func (d *device) gap(a, b int64, w *work) {
 	}
 	d.dropCalls(b)
 	d.sums.IdleNs += b - a
+	if w != nil {
+		w.late = w.launched && w.launchEnd > a
+		if w.scope != nil {
+			d.ownIdle(w.scope, idle)
+		}
+	}
 	for c, ns := range idle {
 		d.sums.Idle[c] += ns
 		if ns > g.PartNs {
