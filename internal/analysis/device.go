@@ -4,6 +4,7 @@ package analysis
 
 import (
 	"cmp"
+	"fmt"
 	"hash/fnv"
 	"maps"
 	"slices"
@@ -45,6 +46,9 @@ type work struct {
 	ref                    Ref
 	stack, delayStack      string
 	queueNs                store.Int
+	kernel                 bool
+	lane                   uint32
+	name, shape            uint64     // hashes: see shapeInfo
 	late                   bool       // the launch returned when the device had no work left
 	scope                  *scopeTime // nil if it is not needed
 }
@@ -101,6 +105,9 @@ type carry struct {
 	// creditEnd is the latest end of a call in credits, hostEnd the latest end of any host call.
 	creditEnd, hostEnd int64
 
+	// launchedAt is the start of the last launch call.
+	launchedAt int64
+
 	steps stepper
 }
 
@@ -113,13 +120,16 @@ type tally struct {
 	early     [numCauses][]Gap // examples before the first step
 	kernels   int64
 	kernelNs  int64
-	queue     queueTimes
+	queue     histogram
+	callTimes histogram // durations of launch calls
+	intervals histogram // between the starts of launch calls that follow one another
+	pairs     map[uint64]*pair
 	gaps      [numCauses][]Gap
 	hostNames sums
 	hostLines sums
 	syncNames sums
 	longest   [numClasses]longest
-	small     map[uint32]*smallKernel // by shape, nil for those that are large enough
+	small     map[uint32]*SmallKernel // by shape, nil for those that are large enough
 	list      stepList
 	groups    *groups // nil without operations, or if they are not needed
 }
@@ -187,6 +197,9 @@ func (d *device) add(w *work) {
 		}
 		if w.launchStart >= d.creditEnd && w.launchEnd <= d.busyEnd() {
 			d.ahead(w.launchStart)
+		}
+		if w.class != classCopy {
+			d.addLaunch(w)
 		}
 	}
 	if w.class != classCopy {
@@ -278,6 +291,7 @@ func (d *device) gap(a, b int64, w *work) {
 	d.dropCalls(b)
 	d.sums.IdleNs += b - a
 	if w != nil {
+		d.addPair(w, idle)
 		w.late = w.launched && w.launchEnd > a
 		if w.scope != nil {
 			d.ownIdle(w.scope, idle)
@@ -479,6 +493,7 @@ func (d *device) firstStep() {
 func (t *tally) firstStep() {
 	t.early, t.gaps = t.gaps, [numCauses][]Gap{}
 	t.hostNames, t.hostLines, t.syncNames = sums{}, sums{}, sums{}
+	t.pairs = nil
 	clear(t.longest[:])
 }
 
@@ -496,7 +511,8 @@ func (d *device) finish(to int64) Device {
 	out := Device{
 		ID: d.id, Model: d.model, Index: -1, Parts: d.sums,
 		CommunicationTotalNs: d.totals[classCommunication], CopyTotalNs: d.totals[classCopy], PageableCopyNs: d.active[1].pageable - d.active[0].pageable,
-		Kernels: d.kernels, KernelNs: d.kernelNs, QueueP50Ns: d.queue.median(),
+		Kernels: d.kernels, KernelNs: d.kernelNs, QueueP50Ns: d.queue.quantile(50),
+		Launches:   d.launchRate(),
 		HostScopes: d.hostNames.sorted(), HostLines: d.hostLines.sorted(), SyncCalls: d.syncNames.sorted(), Gaps: []Gap{},
 		copies: d.longest[classCopy].ref, comms: d.longest[classCommunication].ref,
 	}
@@ -508,6 +524,7 @@ func (d *device) finish(to int64) Device {
 		out.Active = d.active[1].sums.minus(&d.active[0].sums)
 	}
 	out.Bound = out.Active.bound()
+	out.pairs = d.sortedPairs(out.Launches.IntervalP50Ns)
 	seen := map[int64]bool{}
 	for _, list := range append(d.early[:], d.gaps[:]...) {
 		for i := range list {
@@ -563,27 +580,6 @@ func (s *sums) sorted() []NameSum {
 	return list[:min(len(list), maxSumRows)]
 }
 
-// queueTimes is a histogram of times from the launch to the start.
-type queueTimes struct {
-	counts [1008]int64 // by store.Bucket
-	n      int64
-}
-
-func (q *queueTimes) add(ns int64) {
-	q.counts[store.Bucket(ns)]++
-	q.n++
-}
-
-func (q *queueTimes) median() int64 {
-	var k int64
-	for b, n := range q.counts {
-		if k += n; n > 0 && k*2 >= q.n {
-			return store.BucketMiddle(uint16(b))
-		}
-	}
-	return -1
-}
-
 // isCommunication says whether a kernel is one of NCCL, by its name: ncclKernel_…, ncclDevKernel_…,
 // also of RCCL, which keeps the names.
 func isCommunication(s *store.Shape) bool {
@@ -603,7 +599,8 @@ type shapeInfo struct {
 	fromHost, toHost bool
 	pageable         bool
 	name             string
-	hash             uint64
+	hash             uint64 // of the name
+	shape            uint64 // hash of all that a repetition has in common
 }
 
 func fnvOf(s string) uint64 {
@@ -614,6 +611,7 @@ func fnvOf(s string) uint64 {
 
 func infoOf(s *store.Shape) shapeInfo {
 	info := shapeInfo{name: s.Name, hash: fnvOf(s.Name)}
+	info.shape = fnvOf(fmt.Sprint(s.Operation, s.Name, s.FullName, s.Grid, s.Block))
 	switch s.Operation {
 	case store.OpCopy, store.OpSet:
 		info.class = classCopy

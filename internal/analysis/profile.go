@@ -36,7 +36,10 @@ type Profile struct {
 	// Kernels are groups by name, Shapes by name, grid and block, Scopes by path. Their order has no
 	// meaning.
 	Kernels, Shapes, Scopes []*Group
-	// Times are the times of scopes in the active interval, each before those below it, the longest first.
+	// Device is the device that the groups and times are of, "" without operations.
+	Device string
+	// Times are the times of scopes in the active interval of the device, each before those below it, the longest
+	// first.
 	Times []ScopeTime
 	// ManyScopes says that the session has more than 200,000 scopes. Scopes is then empty.
 	ManyScopes bool
@@ -168,9 +171,13 @@ func (p *profiler) finish(out *Profile) {
 	}
 	if most := p.a.busiest(); most != nil && most.groups != nil {
 		most.groups.finish(out, most)
+		out.Device = most.id
+		if out.Result.Missing != nil {
+			missingTimes(out.Times)
+		}
 	}
 	if out.ManyScopes = p.more; p.more {
-		out.Scopes = nil
+		out.Scopes, out.Times = nil, nil
 		return
 	}
 	p.scopeCalls(out, p.scopes)

@@ -43,7 +43,7 @@ const (
 type scopeTime struct {
 	path  []string
 	sums  [numPeriods]ownTime
-	queue []int64 // a histogram by store.Bucket
+	queue histogram
 }
 
 type ownTime struct {
@@ -164,11 +164,7 @@ func (t *scopeTime) count(d *device, w *work) {
 		}
 	}
 	if w.queueNs.OK {
-		b := int(store.Bucket(w.queueNs.V))
-		if b >= len(t.queue) {
-			t.queue = append(t.queue, make([]int64, b+1-len(t.queue))...)
-		}
-		t.queue[b]++
+		t.queue.add(w.queueNs.V)
 	}
 }
 
@@ -180,12 +176,7 @@ func (t *scopeTime) add(o *scopeTime) {
 		x.launches += y.launches
 		x.late += y.late
 	}
-	if n := len(o.queue) - len(t.queue); n > 0 {
-		t.queue = append(t.queue, make([]int64, n)...)
-	}
-	for b, n := range o.queue {
-		t.queue[b] += n
-	}
+	t.queue.merge(o.queue)
 }
 
 // merge adds the times of the interval that follows.
@@ -265,7 +256,7 @@ func (x *scopeTimes) result(period int) []ScopeTime {
 		}
 		list = append(list, ScopeTime{
 			Path: n.path, Parts: s.Parts, SelfNs: n.self, Bound: s.bound(),
-			Operations: s.operations, Launches: s.launches, Late: s.late, QueueP50Ns: median(n.queue),
+			Operations: s.operations, Launches: s.launches, Late: s.late, QueueP50Ns: n.queue.quantile(50),
 		})
 		for _, b := range n.below {
 			add(b)
@@ -277,18 +268,13 @@ func (x *scopeTimes) result(period int) []ScopeTime {
 	return list
 }
 
-// median returns the middle of the bucket with the median, -1 without values.
-func median(counts []int64) int64 {
-	var all, k int64
-	for _, n := range counts {
-		all += n
+// missingTimes removes the causes of idle time, which are not known if work is missing.
+func missingTimes(list []ScopeTime) {
+	for i := range list {
+		x := &list[i]
+		x.Idle = CauseSums{Unknown: x.IdleNs}
+		x.Bound = BoundUnknown
 	}
-	for b, n := range counts {
-		if k += n; n > 0 && k*2 >= all {
-			return store.BucketMiddle(uint16(b))
-		}
-	}
-	return -1
 }
 
 func (c *codec) scopeTimes(x *scopeTimes) {
@@ -299,11 +285,7 @@ func (c *codec) scopeTimes(x *scopeTimes) {
 			c.parts(&s.Parts)
 			c.ints(&s.operations, &s.launches, &s.late)
 		}
-		elements(c, &t.queue, func(n *int64) { c.ints(n) })
-		if c.reads() && len(t.queue) > len(queueTimes{}.counts) {
-			c.in.Fail("a histogram has too many buckets")
-			t.queue = nil
-		}
+		c.histogram(&t.queue)
 	}
 	var list []*scopeTime
 	if !c.reads() {
