@@ -329,10 +329,6 @@ func (p *pair) compareOps(id sessionID, m *mapping, i interval) {
 		q = base
 		q.MinNs, q.MaxNs = duration(o)/2, duration(o)
 		queries = append(queries, q)
-		q = base
-		_, outer, _ := strings.Cut(o.StackText, "\n")
-		q.Stack, q.StackExact = []*string{&o.StackText, &outer}[p.IntN(2)], p.IntN(2) == 0
-		queries = append(queries, q)
 	}
 	if m != nil {
 		if paths := some(p, m.want.paths, 1); len(paths) == 1 {
@@ -545,6 +541,23 @@ func (p *pair) compareStacks(id sessionID, m *mapping, i interval) {
 			m.path(&got[i].Path)
 		}
 		p.same("Stacks", q, got, want, gotErr, wantErr)
+	}
+	// The operations of a stack, of the frames that called its function, and of none.
+	ops := slices.DeleteFunc(p.want.sessions[id].sortedOps(), func(o *store.OpRow) bool { return !strings.Contains(o.StackText, "\n") })
+	none, stack, outer := "", "main", "main"
+	if len(ops) > 0 {
+		stack = ops[len(ops)/2].StackText
+		_, outer, _ = strings.Cut(stack, "\n")
+	}
+	for _, q := range []store.OpQuery{
+		{Stack: &stack, StackExact: true}, {Stack: &outer, Sort: store.ByDuration}, {Stack: &none, StackExact: true, Sort: store.ByDuration}, {Stack: &none},
+	} {
+		q.Project, q.Session, q.From, q.To, q.Limit = id.project, id.session, i.from, i.to, 100
+		want, wantErr := p.want.Ops(p.Context(), q)
+		got, gotErr := p.got.Ops(p.Context(), q)
+		m.plainPage(&got)
+		(*mapping).plainPage(m.identity(), &want)
+		p.same("Ops of a stack", q, got, want, gotErr, wantErr)
 	}
 }
 
