@@ -49,6 +49,18 @@ func (s *server) analysedGaps(ctx context.Context, r *request) (any, error) {
 	})
 }
 
+// analysedScopes answers how the time of the device with the most kernel time divides among scopes, and what limits
+// each.
+func (s *server) analysedScopes(ctx context.Context, r *request) (any, error) {
+	return s.analyse(r, func(src analysis.Source, o analysis.Options) (any, error) {
+		p, err := analysis.NewProfile(ctx, src, o)
+		if err != nil {
+			return nil, err
+		}
+		return analysis.NewAnswerScopes(p, r.base), nil
+	})
+}
+
 // analyse calls run for the interval of a request, if not too many analyses are in progress.
 func (s *server) analyse(r *request, run func(analysis.Source, analysis.Options) (any, error)) (any, error) {
 	o := analysis.Options{Deadline: time.Now().Add(maxAnalysisTime)}

@@ -152,3 +152,35 @@ func TestAnalysis_Limits(t *testing.T) {
 	assert.Equal(t, http.StatusNotFound, call(s, http.MethodGet, "/api/v1/sessions/none/analysis").Code)
 	assert.Equal(t, http.StatusBadRequest, call(s, http.MethodGet, target+"?limit=1").Code)
 }
+
+// The times of the scopes sum to the active interval of the device.
+func TestAnalysis_Scopes(t *testing.T) {
+	s, id := generated(t)
+	p := "/api/v1/sessions/" + id
+	d := get[analysis.Answer](t, s, p+"/analysis").Devices[0]
+	a := get[analysis.AnswerScopes](t, s, p+"/analysis/scopes")
+	assert.True(t, a.Complete)
+	assert.Equal(t, d.ID, a.Device)
+	assert.Equal(t, []int64{d.Start, d.Start + d.Active.WallNs}, []int64{a.From, a.To})
+	var names []string
+	var wall, self, kernels int64
+	for i := range a.Scopes {
+		x := &a.Scopes[i]
+		names = append(names, fmt.Sprint(x.Path))
+		self += x.SelfNs
+		if len(x.Path) < 2 {
+			wall += x.WallNs
+			kernels += x.Operations
+		}
+	}
+	assert.Equal(t, []string{"[step]", "[step forward]", "[step backward]", "[step optimizer]"}, names[:4])
+	assert.Equal(t, []int64{d.Active.WallNs, d.Active.WallNs}, []int64{wall, self})
+	n, _ := sum(t, s, fmt.Sprintf("%s/operations?from=%d&to=%d", p, a.From, a.To))
+	assert.Equal(t, n, kernels)
+
+	half := (a.From + a.To) / 2
+	part := get[analysis.AnswerScopes](t, s, fmt.Sprintf("%s/analysis/scopes?from=%d&to=%d", p, half, a.To))
+	assert.GreaterOrEqual(t, part.From, half)
+	assert.Less(t, part.Scopes[0].WallNs, a.Scopes[0].WallNs)
+	assert.Equal(t, http.StatusBadRequest, call(s, http.MethodGet, p+"/analysis/scopes?from=5&to=4").Code)
+}

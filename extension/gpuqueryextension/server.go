@@ -101,6 +101,7 @@ func newServer(b store.Backend, o options) *server {
 	session("/gaps", s.gaps)
 	session("/analysis", s.analysis)
 	session("/analysis/gaps", s.analysedGaps)
+	session("/analysis/scopes", s.analysedScopes)
 	session("/analysis/critical", s.critical)
 	session("/stacks", s.stacks)
 	session("/functions", s.functions)

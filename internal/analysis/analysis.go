@@ -301,7 +301,7 @@ func (a *analysis) visit(row *store.OpRow) {
 	info := a.infoOf(row)
 	w := work{
 		start: start, end: max(start, end), class: info.class, fromHost: info.fromHost, toHost: info.toHost, pageable: info.pageable,
-		ref: Ref{row.Span, row.StartNs, info.name}, stack: row.StackText, queueNs: row.QueueNs,
+		ref: Ref{row.Span, row.StartNs, info.name}, kernel: op == store.OpKernel, lane: row.Lane, name: info.hash, shape: info.shape, stack: row.StackText, queueNs: row.QueueNs,
 		delayStack: text(row.Attrs, semconv.CUDALaunchDelayStacktrace),
 	}
 	if launchKnown(row) {
@@ -313,6 +313,9 @@ func (a *analysis) visit(row *store.OpRow) {
 	}
 	if row.StartNs < a.from { // it only occupies the device
 		w.launched, w.queueNs = false, store.Int{}
+	}
+	if a.grouping {
+		w.scope = a.profile.scopeOf(d, row)
 	}
 	d.add(&w)
 	if a.grouping && row.StartNs >= a.from {
@@ -394,7 +397,7 @@ func (a *analysis) finish(to int64) *Result {
 	r := &Result{FromNs: a.from, ToNs: to, Operations: a.operations, LaunchesKnown: a.known, LaunchesUnknown: a.unknown, Devices: []Device{}}
 	for _, d := range a.order {
 		out := d.finish(to)
-		out.small = d.smallKernels()
+		out.Small, out.smallSums = d.smallKernels()
 		r.Devices = append(r.Devices, out)
 	}
 	slices.SortStableFunc(r.Devices, func(x, y Device) int {
@@ -423,77 +426,5 @@ func (a *analysis) addSteps(r *Result, rule, name string, listed int) {
 		name = most.steps.marker
 	}
 	r.Steps = most.list.result(rule, name, most.id, listed)
-}
-
-// smallKernel is the kernels of a shape whose grid does not fill the device.
-type smallKernel struct {
-	name  string
-	fill  float64 // 0 to 1
-	count int64
-	ns    int64
-	ref   Ref // the longest
-	refNs int64
-}
-
-// gridFill returns the share of the resident blocks of a device that the grid can fill, the last wave
-// included: cuda.occupancy.grid_fill. Without this attribute it is the share of the multiprocessors
-// that have a block, if there are fewer blocks than multiprocessors. Ok is false if neither is known.
-func gridFill(s *store.Shape, resource store.Attrs) (fill float64, ok bool) {
-	if v := attr(s.Attrs, semconv.CUDAOccupancyGridFill); v.Kind == store.KindDouble {
-		return v.Double, v.Double >= 0 && v.Double <= 1
-	}
-	sms := attr(s.Attrs, semconv.CUDADeviceSMCount)
-	if sms.Kind != store.KindInt {
-		sms = attr(resource, semconv.CUDADeviceSMCount)
-	}
-	if sms.Kind != store.KindInt || sms.Int <= 0 || len(s.Grid) == 0 {
-		return 0, false
-	}
-	blocks := int64(1)
-	for _, n := range s.Grid {
-		if n <= 0 || n > 1<<31 || blocks > 1<<31 {
-			return 0, false
-		}
-		blocks *= n
-	}
-	return min(float64(blocks)/float64(sms.Int), 1), true
-}
-
-// addSmall adds a kernel if its grid does not fill the device.
-func (t *tally) addSmall(row *store.OpRow, w *work) {
-	x, ok := t.small[row.Shape]
-	if !ok {
-		if t.small == nil {
-			t.small = map[uint32]*smallKernel{}
-		}
-		if len(t.small) >= maxShapes {
-			return
-		}
-		if fill, known := gridFill(row.ShapeRef, row.OriginRef.Resource); known && fill < smallFill {
-			x = &smallKernel{name: w.ref.Name, fill: fill}
-		}
-		t.small[row.Shape] = x // nil for those that are large enough
-	}
-	if x == nil {
-		return
-	}
-	x.count++
-	x.ns += w.end - w.start
-	if ns := w.end - w.start; ns > x.refNs {
-		x.ref, x.refNs = w.ref, ns
-	}
-}
-
-// smallKernels returns the small kernels, the longest sum first.
-func (t *tally) smallKernels() []smallKernel {
-	var list []smallKernel
-	for _, x := range t.small {
-		if x != nil {
-			list = append(list, *x)
-		}
-	}
-	slices.SortFunc(list, func(a, b smallKernel) int {
-		return cmp.Or(cmp.Compare(b.ns, a.ns), cmp.Compare(a.ref.StartNs, b.ref.StartNs), cmp.Compare(a.ref.Span, b.ref.Span))
-	})
-	return list
+	r.Steps.repeated = most.list.repeated(max(0, most.callTimes.quantile(10)))
 }

@@ -64,17 +64,35 @@ type AnswerDevice struct {
 	Index *int64 `json:"index,omitempty"`
 	Whole Parts  `json:"whole"`
 	// Start and Active are of the active interval.
-	Start      int64       `json:"start"`
-	Active     Parts       `json:"active"`
-	Bound      Bound       `json:"bound"`
-	QueueP50Ns *int64      `json:"queue_p50_ns,omitempty"`
-	Kernels    int64       `json:"kernels"`
-	KernelNs   int64       `json:"kernel_ns"`
-	PageableNs int64       `json:"pageable_copy_ns"`
-	HostScopes []NameSum   `json:"host_by_scope"`
-	HostLines  []NameSum   `json:"host_by_line"`
-	SyncCalls  []NameSum   `json:"sync_by_call"`
-	Gaps       []AnswerGap `json:"gaps"`
+	Start      int64     `json:"start"`
+	Active     Parts     `json:"active"`
+	Bound      Bound     `json:"bound"`
+	QueueP50Ns *int64    `json:"queue_p50_ns,omitempty"`
+	Kernels    int64     `json:"kernels"`
+	KernelNs   int64     `json:"kernel_ns"`
+	PageableNs int64     `json:"pageable_copy_ns"`
+	HostScopes []NameSum `json:"host_by_scope"`
+	HostLines  []NameSum `json:"host_by_line"`
+	SyncCalls  []NameSum `json:"sync_by_call"`
+	// Launches is nil if fewer than two launch times are known.
+	Launches *LaunchRate   `json:"launches,omitempty"`
+	Small    []AnswerSmall `json:"small_kernels"`
+	Gaps     []AnswerGap   `json:"gaps"`
+}
+
+// AnswerSmall is a [SmallKernel]. Waves, Occupancy and Limiter are nil if they are unknown.
+type AnswerSmall struct {
+	Name      string    `json:"name"`
+	Grid      []int64   `json:"grid"`
+	Block     []int64   `json:"block"`
+	Count     int64     `json:"count"`
+	Ns        int64     `json:"ns"`
+	LostNs    int64     `json:"lost_ns"`
+	Fill      float64   `json:"grid_fill"`
+	Waves     *float64  `json:"waves,omitempty"`
+	Occupancy *float64  `json:"occupancy,omitempty"`
+	Limiter   string    `json:"limiter,omitempty"`
+	Longest   AnswerRef `json:"longest"`
 }
 
 // AnswerStep is a [Step].
@@ -196,14 +214,28 @@ func (b answerBase) device(d *Device) AnswerDevice {
 	if d.Kernels == 0 {
 		a.Start = 0
 	}
-	if d.Index >= 0 {
-		a.Index = &d.Index
+	a.Index, a.QueueP50Ns = known(&d.Index), known(&d.QueueP50Ns)
+	if d.Launches.Calls > 0 && d.Launches.IntervalP50Ns >= 0 {
+		a.Launches = &d.Launches
 	}
-	if d.QueueP50Ns >= 0 {
-		a.QueueP50Ns = &d.QueueP50Ns
+	a.Small = make([]AnswerSmall, len(d.Small))
+	for i := range d.Small {
+		x := &d.Small[i]
+		a.Small[i] = AnswerSmall{
+			Name: x.Name, Grid: append([]int64{}, x.Grid...), Block: append([]int64{}, x.Block...), Count: x.Count, Ns: x.Ns, LostNs: x.LostNs, Fill: x.Fill,
+			Waves: known(&x.Waves), Occupancy: known(&x.Occupancy), Limiter: x.Limiter, Longest: b.ref(x.Longest),
+		}
 	}
 	a.Gaps = b.gaps(d.Gaps)
 	return a
+}
+
+// known returns nil for a value below 0.
+func known[T int64 | float64](v *T) *T {
+	if *v < 0 {
+		return nil
+	}
+	return v
 }
 
 func (b answerBase) gaps(list []Gap) []AnswerGap {
@@ -215,6 +247,47 @@ func (b answerBase) gaps(list []Gap) []AnswerGap {
 		}
 	}
 	return answer
+}
+
+// AnswerScopes is the times of scopes of a [Profile] as JSON. From and To are the active interval of the device.
+type AnswerScopes struct {
+	// Base is Unix nanoseconds.
+	Base     int64  `json:"base,string"`
+	From     int64  `json:"from"`
+	To       int64  `json:"to"`
+	Complete bool   `json:"complete"`
+	Device   string `json:"device"`
+	// ManyScopes says that there are too many scopes. Scopes is then empty.
+	ManyScopes bool              `json:"many_scopes"`
+	Missing    *Missing          `json:"missing,omitempty"`
+	Scopes     []AnswerScopeTime `json:"scopes"`
+}
+
+// AnswerScopeTime is a [ScopeTime]. QueueP50Ns is nil if it is unknown.
+type AnswerScopeTime struct {
+	Path []string `json:"path"`
+	Parts
+	SelfNs     int64  `json:"self_ns"`
+	Bound      Bound  `json:"bound"`
+	Operations int64  `json:"operations"`
+	Launches   int64  `json:"launches"`
+	Late       int64  `json:"late"`
+	QueueP50Ns *int64 `json:"queue_p50_ns,omitempty"`
+}
+
+// NewAnswerScopes returns the JSON of the times of scopes. Times are relative to base, in Unix nanoseconds.
+func NewAnswerScopes(p *Profile, base int64) *AnswerScopes {
+	a := &AnswerScopes{Base: base, Complete: p.Result.Complete, Device: p.Device, ManyScopes: p.ManyScopes, Missing: p.Result.Missing, Scopes: make([]AnswerScopeTime, len(p.Times))}
+	for i := range p.Result.Devices {
+		if d := &p.Result.Devices[i]; d.ID == p.Device && d.Kernels > 0 {
+			a.From, a.To = d.ActiveFromNs-base, d.ActiveToNs-base
+		}
+	}
+	for i := range p.Times {
+		x := &p.Times[i]
+		a.Scopes[i] = AnswerScopeTime{append([]string{}, x.Path...), x.Parts, x.SelfNs, x.Bound, x.Operations, x.Launches, x.Late, known(&x.QueueP50Ns)}
+	}
+	return a
 }
 
 // AnswerGaps is [Gaps] as JSON. From and To are the active interval of the device.

@@ -164,6 +164,7 @@ func (c *codec) step(s *Step) {
 	c.ref(&s.First)
 	c.parts(&s.Parts)
 	c.text((*string)(&s.Bound))
+	c.uint(&s.shapes)
 	c.nameTimes(&s.kernels)
 }
 
@@ -211,8 +212,12 @@ func (c *codec) carry(d *carry) {
 	class := uint64(d.last.class)
 	c.uint(&class)
 	d.last.class = min(class8(class), numClasses-1)
-	c.ints(&d.last.start)
-	c.bools(&d.last.launched, &d.last.fromHost)
+	lane := uint64(d.last.lane)
+	c.uint(&lane)
+	c.uint(&d.last.name)
+	d.last.lane = uint32(lane)
+	c.ints(&d.last.start, &d.launchedAt)
+	c.bools(&d.last.launched, &d.last.fromHost, &d.last.kernel)
 	c.ref(&d.last.ref)
 	elements(c, &d.calls, func(x *call) {
 		c.ints(&x.start, &x.end, &x.counted)
@@ -274,7 +279,7 @@ func (c *codec) names(s *sums) {
 
 func (c *codec) tally(t *tally) {
 	c.parts(&t.sums)
-	c.ints(&t.pageable, &t.kernels, &t.kernelNs, &t.queue.n)
+	c.ints(&t.pageable, &t.kernels, &t.kernelNs)
 	for i := range t.active {
 		c.mark(&t.active[i])
 	}
@@ -286,27 +291,35 @@ func (c *codec) tally(t *tally) {
 		elements(c, &t.early[i], c.gap)
 		elements(c, &t.gaps[i], c.gap)
 	}
-	for i := range t.queue.counts {
-		c.ints(&t.queue.counts[i])
-	}
+	c.histogram(&t.queue)
+	c.histogram(&t.callTimes)
+	c.histogram(&t.intervals)
+	c.pairs(&t.pairs)
 	c.names(&t.hostNames)
 	c.names(&t.hostLines)
 	c.names(&t.syncNames)
 	if !c.reads() {
 		t.small = maps.Clone(t.small)
-		maps.DeleteFunc(t.small, func(_ uint32, x *smallKernel) bool { return x == nil })
+		maps.DeleteFunc(t.small, func(_ uint32, x *SmallKernel) bool { return x == nil })
 	}
-	entries(c, &t.small, func(shape *uint32, x **smallKernel) {
-		if *x == nil {
-			*x = &smallKernel{}
+	entries(c, &t.small, func(shape *uint32, p **SmallKernel) {
+		if *p == nil {
+			*p = &SmallKernel{}
 		}
-		id, fill := uint64(*shape), math.Float64bits((*x).fill)
+		x, id := *p, uint64(*shape)
 		c.uint(&id)
-		c.uint(&fill)
-		*shape, (*x).fill = uint32(id), math.Float64frombits(fill)
-		c.text(&(*x).name)
-		c.ints(&(*x).count, &(*x).ns, &(*x).refNs)
-		c.ref(&(*x).ref)
+		*shape = uint32(id)
+		c.text(&x.Name)
+		c.text(&x.Limiter)
+		elements(c, &x.Grid, func(n *int64) { c.ints(n) })
+		elements(c, &x.Block, func(n *int64) { c.ints(n) })
+		for _, v := range []*float64{&x.Fill, &x.Waves, &x.Occupancy} {
+			bits := math.Float64bits(*v)
+			c.uint(&bits)
+			*v = math.Float64frombits(bits)
+		}
+		c.ints(&x.Count, &x.Ns, &x.longestNs)
+		c.ref(&x.Longest)
 	})
 	l := &t.list
 	c.bools(&l.first, &l.more)
@@ -362,6 +375,7 @@ func (c *codec) allGroups(all *map[string]*groups) {
 				}
 			})
 		}
+		c.scopeTimes(&(*x).times)
 	})
 }
 

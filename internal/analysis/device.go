@@ -4,6 +4,7 @@ package analysis
 
 import (
 	"cmp"
+	"fmt"
 	"hash/fnv"
 	"maps"
 	"slices"
@@ -45,6 +46,11 @@ type work struct {
 	ref                    Ref
 	stack, delayStack      string
 	queueNs                store.Int
+	kernel                 bool
+	lane                   uint32
+	name, shape            uint64     // hashes: see shapeInfo
+	late                   bool       // the launch returned when the device had no work left
+	scope                  *scopeTime // nil if it is not needed
 }
 
 // call is a host call that may have blocked the host.
@@ -99,6 +105,9 @@ type carry struct {
 	// creditEnd is the latest end of a call in credits, hostEnd the latest end of any host call.
 	creditEnd, hostEnd int64
 
+	// launchedAt is the start of the last launch call.
+	launchedAt int64
+
 	steps stepper
 }
 
@@ -111,13 +120,16 @@ type tally struct {
 	early     [numCauses][]Gap // examples before the first step
 	kernels   int64
 	kernelNs  int64
-	queue     queueTimes
+	queue     histogram
+	callTimes histogram // durations of launch calls
+	intervals histogram // between the starts of launch calls that follow one another
+	pairs     map[uint64]*pair
 	gaps      [numCauses][]Gap
 	hostNames sums
 	hostLines sums
 	syncNames sums
 	longest   [numClasses]longest
-	small     map[uint32]*smallKernel // by shape, nil for those that are large enough
+	small     map[uint32]*SmallKernel // by shape, nil for those that are large enough
 	list      stepList
 	groups    *groups // nil without operations, or if they are not needed
 }
@@ -144,6 +156,7 @@ func (d *device) advance(t int64) (idleFrom int64) {
 	for c, ns := range [numClasses]*int64{&d.sums.ComputeNs, &d.sums.CommunicationNs, &d.sums.CopyNs} {
 		if until := min(d.ends[c], t); until > at {
 			*ns += until - at
+			d.own(class(c), until-at)
 			if part := until - at; part > d.longest[c].ns {
 				d.longest[c].ns, d.longest[c].ref = part, d.endRefs[c]
 			}
@@ -185,6 +198,9 @@ func (d *device) add(w *work) {
 		if w.launchStart >= d.creditEnd && w.launchEnd <= d.busyEnd() {
 			d.ahead(w.launchStart)
 		}
+		if w.class != classCopy {
+			d.addLaunch(w)
+		}
 	}
 	if w.class != classCopy {
 		if !d.started {
@@ -196,6 +212,9 @@ func (d *device) add(w *work) {
 	}
 	if w.end >= d.ends[w.class] {
 		d.ends[w.class], d.endRefs[w.class] = w.end, w.ref
+		if w.scope != nil {
+			d.groups.times.owner[w.class] = w.scope
+		}
 		if w.class == classCopy {
 			d.page = w.pageable
 		}
@@ -271,6 +290,13 @@ func (d *device) gap(a, b int64, w *work) {
 	}
 	d.dropCalls(b)
 	d.sums.IdleNs += b - a
+	if w != nil {
+		d.addPair(w, idle)
+		w.late = w.launched && w.launchEnd > a
+		if w.scope != nil {
+			d.ownIdle(w.scope, idle)
+		}
+	}
 	for c, ns := range idle {
 		d.sums.Idle[c] += ns
 		if ns > g.PartNs {
@@ -467,6 +493,7 @@ func (d *device) firstStep() {
 func (t *tally) firstStep() {
 	t.early, t.gaps = t.gaps, [numCauses][]Gap{}
 	t.hostNames, t.hostLines, t.syncNames = sums{}, sums{}, sums{}
+	t.pairs = nil
 	clear(t.longest[:])
 }
 
@@ -484,7 +511,8 @@ func (d *device) finish(to int64) Device {
 	out := Device{
 		ID: d.id, Model: d.model, Index: -1, Parts: d.sums,
 		CommunicationTotalNs: d.totals[classCommunication], CopyTotalNs: d.totals[classCopy], PageableCopyNs: d.active[1].pageable - d.active[0].pageable,
-		Kernels: d.kernels, KernelNs: d.kernelNs, QueueP50Ns: d.queue.median(),
+		Kernels: d.kernels, KernelNs: d.kernelNs, QueueP50Ns: d.queue.quantile(50),
+		Launches:   d.launchRate(),
 		HostScopes: d.hostNames.sorted(), HostLines: d.hostLines.sorted(), SyncCalls: d.syncNames.sorted(), Gaps: []Gap{},
 		copies: d.longest[classCopy].ref, comms: d.longest[classCommunication].ref,
 	}
@@ -496,6 +524,7 @@ func (d *device) finish(to int64) Device {
 		out.Active = d.active[1].sums.minus(&d.active[0].sums)
 	}
 	out.Bound = out.Active.bound()
+	out.pairs = d.sortedPairs(out.Launches.IntervalP50Ns)
 	seen := map[int64]bool{}
 	for _, list := range append(d.early[:], d.gaps[:]...) {
 		for i := range list {
@@ -551,27 +580,6 @@ func (s *sums) sorted() []NameSum {
 	return list[:min(len(list), maxSumRows)]
 }
 
-// queueTimes is a histogram of times from the launch to the start.
-type queueTimes struct {
-	counts [1008]int64 // by store.Bucket
-	n      int64
-}
-
-func (q *queueTimes) add(ns int64) {
-	q.counts[store.Bucket(ns)]++
-	q.n++
-}
-
-func (q *queueTimes) median() int64 {
-	var k int64
-	for b, n := range q.counts {
-		if k += n; n > 0 && k*2 >= q.n {
-			return store.BucketMiddle(uint16(b))
-		}
-	}
-	return -1
-}
-
 // isCommunication says whether a kernel is one of NCCL, by its name: ncclKernel_…, ncclDevKernel_…,
 // also of RCCL, which keeps the names.
 func isCommunication(s *store.Shape) bool {
@@ -591,7 +599,8 @@ type shapeInfo struct {
 	fromHost, toHost bool
 	pageable         bool
 	name             string
-	hash             uint64
+	hash             uint64 // of the name
+	shape            uint64 // hash of all that a repetition has in common
 }
 
 func fnvOf(s string) uint64 {
@@ -602,6 +611,7 @@ func fnvOf(s string) uint64 {
 
 func infoOf(s *store.Shape) shapeInfo {
 	info := shapeInfo{name: s.Name, hash: fnvOf(s.Name)}
+	info.shape = fnvOf(fmt.Sprint(s.Operation, s.Name, s.FullName, s.Grid, s.Block))
 	switch s.Operation {
 	case store.OpCopy, store.OpSet:
 		info.class = classCopy

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 )
 
 const (
@@ -23,7 +24,7 @@ const (
 )
 
 // Finding is an advice. Kind is stable; it is a cause, or "pageable_copy", "exposed_copy",
-// "communication", "small_kernels", "slow_steps", "no_launch_times", "missing_work".
+// "communication", "small_kernels", "slow_steps", "cuda_graph", "fusion", "no_launch_times", "missing_work".
 type Finding struct {
 	Kind   string
 	Device string
@@ -59,7 +60,15 @@ func findings(r *Result) []Finding {
 		list = append(list, deviceFindings(&r.Devices[i])...)
 	}
 	list = append(list, stepFindings(&r.Steps)...)
-	slices.SortStableFunc(list, func(a, b Finding) int { return cmp.Compare(b.Share, a.Share) })
+	byGain := func(a, b Finding) int { return cmp.Compare(b.Share, a.Share) }
+	slices.SortStableFunc(list, byGain)
+	// Candidates are ways to remove causes, so they follow these.
+	candidates := graphFinding(&r.Steps)
+	for i := range r.Devices {
+		candidates = append(candidates, fusionFinding(&r.Devices[i])...)
+	}
+	slices.SortStableFunc(candidates, byGain)
+	list = append(list, candidates...)
 	if r.LaunchesUnknown > 0 {
 		for i := range r.Devices {
 			d := &r.Devices[i]
@@ -109,23 +118,59 @@ func deviceFindings(d *Device) []Finding {
 	add("communication", "time with communication and no other kernels",
 		"the device only communicated",
 		"This can include waits for ranks that come late: see the view Ranks, or gpuflight ranks. Overlap the rest with compute: smaller buckets, another stream, less data.", d.Active.CommunicationNs, refs(d.comms))
-	var small, ns, count int64
+	small, lost := &d.smallSums, d.smallSums.lostNs
 	var evidence []Ref
-	for _, k := range d.small {
-		small += int64(float64(k.ns) * (1 - k.fill))
-		ns += k.ns
-		count += k.count
-		if len(evidence) < maxEvidence {
-			evidence = append(evidence, k.ref)
-		}
+	for i := range d.Small[:min(len(d.Small), maxEvidence)] {
+		evidence = append(evidence, d.Small[i].Longest)
 	}
 	if d.KernelNs > 0 { // kernels may overlap
-		gain := min(small, int64(float64(d.Active.ComputeNs)*float64(small)/float64(d.KernelNs)))
+		gain := min(lost, int64(float64(d.Active.ComputeNs)*float64(lost)/float64(d.KernelNs)))
 		add("small_kernels", "sum of duration × (1 − grid fill) over kernels with a grid fill below 50 %, scaled to the compute time",
-			fmt.Sprintf("kernels had too few blocks to fill half of the device (calls: %d, together %s)", count, Duration(ns)),
+			fmt.Sprintf("kernels had too few blocks to fill half of the device (calls: %d, together %s)", small.count, Duration(small.ns)),
 			"Use larger batches, fuse them, or run independent ones in several streams.", gain, evidence)
 	}
 	return list
+}
+
+// graphFinding returns the advice to replace the launches of steps by a CUDA graph.
+func graphFinding(s *Steps) []Finding {
+	x := &s.repeated
+	if s.WallNs < minActiveNs || x.operations < 2 || float64(x.idleNs) < minGain*float64(s.WallNs) {
+		return nil
+	}
+	text := fmt.Sprintf("%d of %d steps after the first have the same %d operations. For %s, the device waited for their launches. Capture them in a CUDA graph, which is one launch.",
+		x.steps, x.of, x.operations, Duration(x.idleNs))
+	if x.blockedNs > 0 {
+		text += " A graph cannot contain the waits, allocations and pageable copies of these steps: capture what is between them."
+	}
+	return []Finding{{
+		Kind: "cuda_graph", Device: s.Device, Text: text, GainNs: x.idleNs, OfNs: s.WallNs, FloorNs: s.WallNs - x.idleNs, Share: float64(x.idleNs) / float64(s.WallNs),
+		Formula: "sum of idle time by launch, latency and slow launch − one launch, over the equal steps", Evidence: x.refs,
+	}}
+}
+
+// fusedPairs is the number of pairs that an advice names.
+const fusedPairs = 3
+
+// fusionFinding returns the advice to fuse kernels.
+func fusionFinding(d *Device) []Finding {
+	list := d.pairs[:min(len(d.pairs), fusedPairs)]
+	f := Finding{Kind: "fusion", Device: d.ID, OfNs: d.Active.WallNs, Formula: "sum of idle time by launch and latency between these kernels", Evidence: []Ref{}}
+	var names []string
+	for i := range list {
+		p := &list[i]
+		f.GainNs += p.idleNs
+		f.Evidence = append(f.Evidence, p.ref)
+		names = append(names, fmt.Sprintf("%s → %s (%d times, %s)", p.names[0], p.names[1], p.count, Duration(p.idleNs)))
+	}
+	f.GainNs = min(f.GainNs, d.Active.Idle[Launch]+d.Active.Idle[Latency]) // after the last step there can be more
+	if f.OfNs < minActiveNs || float64(f.GainNs) < minGain*float64(f.OfNs) {
+		return nil
+	}
+	f.FloorNs, f.Share = f.OfNs-f.GainNs, float64(f.GainNs)/float64(f.OfNs)
+	f.Text = fmt.Sprintf("For %s, the device waited between kernels that follow each other in a stream and are shorter than the time between two launches: %s. Fuse them.",
+		Duration(f.GainNs), strings.Join(names, ", "))
+	return []Finding{f}
 }
 
 // inScope says in which scope most of the host's code ran.

@@ -42,9 +42,13 @@ func (t *tally) merge(o *tally) {
 	t.pageable += o.pageable
 	t.kernels += o.kernels
 	t.kernelNs += o.kernelNs
-	t.queue.n += o.queue.n
-	for i, n := range o.queue.counts {
-		t.queue.counts[i] += n
+	t.queue.merge(o.queue)
+	t.callTimes.merge(o.callTimes)
+	t.intervals.merge(o.intervals)
+	for key, x := range o.pairs {
+		if p := t.pair(key, x.names[0], x.names[1]); p != nil {
+			p.add(x)
+		}
 	}
 	t.hostNames.merge(&o.hostNames)
 	t.hostLines.merge(&o.hostLines)
@@ -54,7 +58,7 @@ func (t *tally) merge(o *tally) {
 			continue
 		}
 		if t.small == nil {
-			t.small = map[uint32]*smallKernel{}
+			t.small = map[uint32]*SmallKernel{}
 		}
 		s := t.small[shape]
 		if s == nil {
@@ -63,11 +67,7 @@ func (t *tally) merge(o *tally) {
 			}
 			continue
 		}
-		s.count += x.count
-		s.ns += x.ns
-		if x.refNs > s.refNs {
-			s.ref, s.refNs = x.ref, x.refNs
-		}
+		s.add(x)
 	}
 	if o.groups != nil {
 		if t.groups == nil {

@@ -36,6 +36,11 @@ type Profile struct {
 	// Kernels are groups by name, Shapes by name, grid and block, Scopes by path. Their order has no
 	// meaning.
 	Kernels, Shapes, Scopes []*Group
+	// Device is the device that the groups and times are of, "" without operations.
+	Device string
+	// Times are the times of scopes in the active interval of the device, each before those below it, the longest
+	// first.
+	Times []ScopeTime
 	// ManyScopes says that the session has more than 200,000 scopes. Scopes is then empty.
 	ManyScopes bool
 	// More says that there are 2000 or more kernels, shapes or scopes. Those that come later are in no group.
@@ -166,9 +171,13 @@ func (p *profiler) finish(out *Profile) {
 	}
 	if most := p.a.busiest(); most != nil && most.groups != nil {
 		most.groups.finish(out, most)
+		out.Device = most.id
+		if out.Result.Missing != nil {
+			missingTimes(out.Times)
+		}
 	}
 	if out.ManyScopes = p.more; p.more {
-		out.Scopes = nil
+		out.Scopes, out.Times = nil, nil
 		return
 	}
 	p.scopeCalls(out, p.scopes)
@@ -179,6 +188,7 @@ type groups struct {
 	all    [numKinds]map[string]*Group
 	shapes map[uint32][2]*Group // by name and by shape
 	scopes map[int32][]*Group   // by path, with those above it
+	times  scopeTimes
 }
 
 func newGroups() *groups {
@@ -236,13 +246,11 @@ func (x *groups) sorted(kind int) iter.Seq2[string, *Group] {
 
 // add adds an operation of a device that has been added to its steps.
 func (p *profiler) add(d *device, row *store.OpRow, w *work) {
-	if d.groups == nil {
-		d.groups = newGroups()
-	}
 	if w.launched {
 		p.earliest = min(p.earliest, w.launchStart)
 	}
 	x := d.groups
+	w.scope.count(d, w)
 	step := d.step()
 	ns := w.end - w.start
 	if s := row.ShapeRef; s.Operation == store.OpKernel {
@@ -338,19 +346,23 @@ func (x *groups) merge(o *groups, at, steps int) {
 			to.SumNs += g.SumNs
 		}
 	}
+	x.times.merge(&o.times)
 }
 
 // finish moves the groups to the profile.
 func (x *groups) finish(out *Profile, d *device) {
 	steps := d.list.found()
 	out.KernelNs = d.kernelNs
+	period := sinceKernel
 	if steps {
+		period = inSteps
 		out.KernelNs = 0
 		for i := range d.list.list {
 			out.Steps = append(out.Steps, d.list.list[i].StepValues)
 			out.KernelNs += d.list.list[i].KernelNs
 		}
 	}
+	out.Times = x.times.result(period)
 	for kind, to := range []*[]*Group{&out.Kernels, &out.Shapes, &out.Scopes} {
 		out.More = out.More || len(x.all[kind]) >= maxGroups
 		for _, g := range x.sorted(kind) {

@@ -122,12 +122,17 @@ type Device struct {
 	// QueueP50Ns is the median of the known times from the launch to the start, the middle of a bucket
 	// of the store; -1 if none is known.
 	QueueP50Ns int64
+	// Launches says how fast the host launched kernels and graphs.
+	Launches LaunchRate
+	// Small are the kernels with a grid fill below 0.5, by shape, the most lost time first, at most 20.
+	Small []SmallKernel
 	// Gaps are examples: for each cause those in which it has the largest part.
 	Gaps []Gap
 
 	// copies and comms are the longest examples of copies and communication without other work.
 	copies, comms Ref
-	small         []smallKernel
+	pairs         []pair
+	smallSums     smallSums
 }
 
 // NameSum is nanoseconds and a count by name. Of more than 1,000 names, the rest is "_other".

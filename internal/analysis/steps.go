@@ -44,6 +44,7 @@ type Steps struct {
 	// lateCount and lateNs are the number and the excess of all outliers except the first step, which
 	// includes the start.
 	lateCount, lateNs int64
+	repeated          repeated
 	// More says that the interval has more than 200,000 steps. The first ones count.
 	More bool
 }
@@ -72,6 +73,8 @@ type Step struct {
 	Bound Bound
 
 	kernels nameTimes
+	// shapes is equal for steps with the same operations in any order: the sum of the hashes of their shapes.
+	shapes uint64
 }
 
 // nameTimes is nanoseconds by name, in the order of names. Of more than maxKernelNames names, the rest is
@@ -175,6 +178,7 @@ func (s *stepper) begin(d *device, w *work) {
 	}
 	if o := s.open; o != nil {
 		o.Operations++
+		o.shapes += w.shape
 		if w.queueNs.OK {
 			o.QueueNs += w.queueNs.V
 		}

@@ -46,6 +46,8 @@ type causesOf struct {
 type SessionCauses struct {
 	Session, Service string
 	*analysis.Result
+	// Profile is that of the result.
+	Profile *analysis.Profile
 	// Paths are the critical paths of the typical step and of the first outlier, if there are steps and no
 	// work is missing.
 	Paths []StepPath
@@ -129,10 +131,11 @@ func (c *Causes) Results(ctx context.Context) (list []SessionCauses, problem str
 		return nil, fmt.Sprintf("more than %s operations: causes and steps are not analysed; use gpuflight view", Count(maxOperations)), nil
 	}
 	for _, s := range c.order {
-		r, err := analysis.Run(ctx, &s.rows, analysis.Options{})
+		profile, err := analysis.NewProfile(ctx, &s.rows, analysis.Options{})
 		if err != nil {
 			return nil, "", err
 		}
+		r := profile.Result
 		if len(r.Devices) == 0 {
 			continue
 		}
@@ -142,7 +145,7 @@ func (c *Causes) Results(ctx context.Context) (list []SessionCauses, problem str
 				return nil, "", err
 			}
 		}
-		list = append(list, SessionCauses{s.id, s.service, r, paths})
+		list = append(list, SessionCauses{s.id, s.service, r, profile, paths})
 	}
 	return list, "", nil
 }
@@ -291,6 +294,7 @@ func (s *SessionCauses) write(out io.Writer, width int) {
 	}
 	fmt.Fprintln(out)
 	writeSteps(out, &s.Steps, width)
+	writeScopes(out, s.Profile, width)
 	writePaths(out, s, width)
 	for i := range s.Findings {
 		f := &s.Findings[i]
@@ -362,6 +366,9 @@ func writeDevice(out io.Writer, d *analysis.Device, width int) {
 	prose(out, "", fmt.Sprintf("%s: %s", name, boundTexts[d.Bound]), width)
 	prose(out, "  ", fmt.Sprintf("active %s, busy %s (%s), idle %s", Time(time.Duration(p.WallNs)), share(p.BusyNs(), p.WallNs), strings.Join(busy, ", "),
 		share(p.IdleNs, p.WallNs)), width)
+	if text := launchText(d); text != "" {
+		prose(out, "  ", text, width)
+	}
 	t := table{head: []string{"IDLE", "SHARE", "CAUSE"}}
 	for _, c := range causesBySum(&p.Idle) {
 		if ns := p.Idle[c]; ns > 0 {
@@ -369,6 +376,72 @@ func writeDevice(out io.Writer, d *analysis.Device, width int) {
 		}
 	}
 	t.write(out, width)
+}
+
+// launchText says how fast the host launched, "" if that is unknown.
+func launchText(d *analysis.Device) string {
+	x := &d.Launches
+	if x.Calls == 0 || x.IntervalP50Ns < 0 {
+		return ""
+	}
+	return fmt.Sprintf("launches: one every %s (median); a call takes %s, and %s at the 10th percentile",
+		Time(time.Duration(x.IntervalP50Ns)), Time(time.Duration(x.CallP50Ns)), Time(time.Duration(x.FloorNs)))
+}
+
+// minScopeShare is the smallest share of the active time of a scope that a report shows, maxScopeRows their number.
+const (
+	minScopeShare = 0.01
+	maxScopeRows  = 30
+)
+
+// shownScopes returns the scopes to show, none if there is only one.
+func shownScopes(p *analysis.Profile) (list []*analysis.ScopeTime) {
+	var all int64
+	for i := range p.Times {
+		if len(p.Times[i].Path) < 2 {
+			all += p.Times[i].WallNs
+		}
+	}
+	for i := range p.Times {
+		if x := &p.Times[i]; float64(x.WallNs) >= minScopeShare*float64(all) && len(list) < maxScopeRows {
+			list = append(list, x)
+		}
+	}
+	if len(list) < 2 {
+		return nil
+	}
+	return list
+}
+
+func scopeTitle(x *analysis.ScopeTime) string {
+	if len(x.Path) == 0 {
+		return "(outside all scopes)"
+	}
+	return clean(x.Path[len(x.Path)-1], maxCell)
+}
+
+// scopeLate returns the share of the launches that came late, "-" if no launch time is known.
+func scopeLate(x *analysis.ScopeTime) string { return share(x.Late, x.Launches) }
+
+func scopeQueue(x *analysis.ScopeTime) string {
+	if x.QueueP50Ns < 0 {
+		return "-"
+	}
+	return Time(time.Duration(x.QueueP50Ns))
+}
+
+func writeScopes(out io.Writer, p *analysis.Profile, width int) {
+	list := shownScopes(p)
+	if list == nil {
+		return
+	}
+	t := table{head: []string{"DEVICE TIME", "IDLE", "LATE LAUNCHES", "QUEUE P50", "LIMIT", "SCOPE"}}
+	for _, x := range list {
+		t.add(Time(time.Duration(x.WallNs)), share(x.IdleNs, x.WallNs), scopeLate(x), scopeQueue(x), string(x.Bound),
+			strings.Repeat("  ", max(0, len(x.Path)-1))+scopeTitle(x))
+	}
+	t.write(out, width)
+	fmt.Fprintln(out)
 }
 
 func stepsTitle(s *analysis.Steps) string {

@@ -159,6 +159,37 @@ func TestCauses_KnownCauses(t *testing.T) {
 	}
 }
 
+// TestCauses_LaunchBound reads a program whose steps launch 150 kernels of 1 µs.
+func TestCauses_LaunchBound(t *testing.T) {
+	list := causesOfPath(t, "../../test/gpu/causes/recordings/tiny.otlp.jsonl.gz")
+	require.Len(t, list, 1)
+	var kinds []string
+	for i := range list[0].Findings {
+		kinds = append(kinds, list[0].Findings[i].Kind)
+	}
+	assert.Equal(t, []string{"launch", "latency", "slow_steps", "small_kernels", "fusion", "cuda_graph"}, kinds)
+	graph := &list[0].Findings[5]
+	assert.Contains(t, graph.Text, "24 of 24 steps after the first have the same 150 operations.")
+	assert.Equal(t, int64(37_849_397), graph.GainNs)
+	var out bytes.Buffer
+	require.NoError(t, WriteCauses(&out, list, 0))
+	assert.Contains(t, out.String(), "launches: one every 10.49µs (median); a call takes 5.76µs, and 4.22µs at the 10th percentile\n")
+}
+
+func TestCauses_Scopes(t *testing.T) {
+	list := causesOfPath(t, "../../examples/recordings/pytorch.otlp.jsonl.gz")
+	require.Len(t, list, 1)
+	var out bytes.Buffer
+	require.NoError(t, WriteCauses(&out, list, 0))
+	assert.Contains(t, out.String(), `
+  DEVICE TIME   IDLE  LATE LAUNCHES  QUEUE P50    LIMIT  SCOPE
+        1.11s  97.8%              -          -  unknown  step
+     622.19ms  98.9%              -          -  unknown    forward
+     435.71ms  96.5%              -          -  unknown    backward
+      52.70ms  95.7%              -          -  unknown    optimizer
+`)
+}
+
 // TestCauses_MissingWork cuts the recording of a busy training to 6 of every 30 ms, as an overhead budget does.
 func TestCauses_MissingWork(t *testing.T) {
 	const path = "../../test/gpu/causes/recordings/balanced.otlp.jsonl.gz"

@@ -47,10 +47,19 @@ type htmlSession struct {
 	Devices                 []htmlDevice
 	Findings                []analysis.AnswerFinding
 	Steps                   *htmlSteps
+	Scopes                  []htmlScopeTime
+}
+
+// htmlScopeTime is the device time of a scope.
+type htmlScopeTime struct {
+	Name, Idle, Late, Queue, Limit string
+	WallNs                         int64
+	Depth                          int
 }
 
 type htmlDevice struct {
 	Name, Bound, Busy, Idle string
+	Launches                string
 	ActiveNs                int64
 	Segments                []htmlSegment
 }
@@ -140,6 +149,9 @@ func htmlSessionOf(s *SessionCauses) htmlSession {
 	for i := range s.Devices {
 		h.Devices = append(h.Devices, htmlDeviceOf(&s.Devices[i]))
 	}
+	for _, x := range shownScopes(s.Profile) {
+		h.Scopes = append(h.Scopes, htmlScopeTime{scopeTitle(x), share(x.IdleNs, x.WallNs), scopeLate(x), scopeQueue(x), string(x.Bound), x.WallNs, max(0, len(x.Path)-1)})
+	}
 	if s.Steps.Count > 0 {
 		h.Steps = htmlStepsOf(&s.Steps)
 		for i := range s.Paths {
@@ -151,7 +163,7 @@ func htmlSessionOf(s *SessionCauses) htmlSession {
 
 func htmlDeviceOf(d *analysis.Device) htmlDevice {
 	p := &d.Active
-	h := htmlDevice{Name: deviceName(d), Bound: boundTexts[d.Bound], ActiveNs: p.WallNs, Busy: share(p.BusyNs(), p.WallNs), Idle: share(p.IdleNs, p.WallNs)}
+	h := htmlDevice{Name: deviceName(d), Bound: boundTexts[d.Bound], ActiveNs: p.WallNs, Busy: share(p.BusyNs(), p.WallNs), Idle: share(p.IdleNs, p.WallNs), Launches: launchText(d)}
 	if p.WallNs <= 0 {
 		return h
 	}

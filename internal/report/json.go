@@ -35,6 +35,8 @@ type jsonAnalysis struct {
 	Session string `json:"session"`
 	Service string `json:"service"`
 	*analysis.Answer
+	// Scopes are the times of scopes on the device with the most kernel time.
+	Scopes []analysis.AnswerScopeTime `json:"scope_times"`
 	// Paths are the critical paths of the typical step and of the first outlier: openapi.yaml describes them
 	// as CriticalPath.
 	Paths []jsonPath `json:"critical_paths"`
@@ -170,7 +172,7 @@ func WriteJSON(out io.Writer, t *Totals, windows *Windows, inside *Inside, analy
 	}
 	for i := range analyses {
 		a := &analyses[i]
-		x := jsonAnalysis{a.Session, a.Service, analysis.NewAnswer(a.Result, a.FromNs), []jsonPath{}}
+		x := jsonAnalysis{a.Session, a.Service, analysis.NewAnswer(a.Result, a.FromNs), analysis.NewAnswerScopes(a.Profile, a.FromNs).Scopes, []jsonPath{}}
 		for _, p := range a.Paths {
 			x.Paths = append(x.Paths, jsonPath{p.Step.Number, analysis.NewAnswerPath(p.CriticalPath, a.FromNs, jsonParts)})
 		}

@@ -7,7 +7,6 @@ package duckstore
 import (
 	"cmp"
 	"context"
-	"database/sql"
 	"database/sql/driver"
 	"fmt"
 	"maps"
@@ -18,13 +17,17 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store/answer"
 )
 
-// bucketSQL is store.Bucket of the column d. The rounded logarithm is the exponent or one more. DuckDB computes
-// it once, because it is outside of CASE.
-const bucketSQL = "(CASE WHEN d < 16 THEN 0 ELSE 16 END * " + exponentSQL + " + ((greatest(d, 0) >> (" + exponentSQL + " - 4)) & 15))::USMALLINT"
-
+// stepSQL numbers durations d so that all with one number have one bucket: 64 times a power of two, and the upper bits
+// of the duration in it. If the logarithm is off by one beside a power of two, the bucket is the same.
 const (
-	exponentSQL = "(" + roundedSQL + " - ((1::BIGINT << " + roundedSQL + ") > greatest(d, 16))::BIGINT)"
-	roundedSQL  = "log2(greatest(d, 16))::BIGINT"
+	stepSQL  = "((greatest(d, 0) >> " + scaleSQL + ") + 64 * " + scaleSQL + ")"
+	scaleSQL = "(floor(log2(greatest(d, 16)))::BIGINT - 4)"
+)
+
+// bucketSQL is store.Bucket of the column d, and stepBucketSQL that of the column step.
+var (
+	stepBucketSQL = "((step & 63) + 16 * (step >> 6) + CASE WHEN step < 16 THEN 0 ELSE 48 END)::USMALLINT"
+	bucketSQL     = strings.ReplaceAll(stepBucketSQL, "step", stepSQL)
 )
 
 // Kernels implements [store.Reader].
@@ -90,75 +93,44 @@ func (v *view) rollupParts(ctx context.Context, lane, path bool) ([]kernelPart, 
 	})
 }
 
-// by selects what statistics are by, beside the path.
-type by struct{ lane, shape bool }
+// by selects what statistics are by. With the stack, which takes the place of the lane, they are counts and sums of durations by
+// shape, of kernels.
+type by struct{ lane, shape, path, stack bool }
 
-// rowParts reads the statistics of an interval from operations, or of its kernels if they are not by shape. The
-// place of a part is an index in paths, which is nil for statistics that are not by path.
-func (v *view) rowParts(ctx context.Context, by by, paths *pathsOfPlaces, from, to int64) ([]kernelPart, error) {
+// rowParts reads the statistics of an interval from operations, or of its kernels if they are not by shape.
+func (v *view) rowParts(ctx context.Context, by by, from, to int64) ([]kernelPart, error) {
 	var f filter
 	f.interval("start_ns", "", from, to, false)
-	columns := []string{"0::UINTEGER", "0::UINTEGER", "0::UINTEGER", "0::UINTEGER", bucketSQL}
+	query := by.parts(&f)
+	return v.parts(ctx, "SELECT *, NULL FROM ("+query+")", f.args)
+}
+
+// parts selects the columns of a kernelPart, without its key, from the operations that meet a condition.
+func (by by) parts(f *filter) string {
+	lane, shape, place, bucket, keys := "0::UINTEGER", "0::UINTEGER", "0::UINTEGER", stepBucketSQL, "step"
+	sums, bytes := "max(greatest(d, 0)) AS m, "+lowBits(queueSQL)+" AS q", "0::UBIGINT"
 	if by.lane {
-		columns[0] = "lane"
+		lane, keys = "lane", keys+", lane"
 	}
 	if by.shape {
-		columns[1] = "shape"
-	} else {
-		// Most of the time is that of the groups.
+		shape, bytes, keys = "shape", lowBits("bytes"), keys+", shape"
+	}
+	if by.stack {
+		lane, bucket, keys = "stack", "0::USMALLINT", "shape, stack"
+		sums, bytes = "0::BIGINT AS m, 0::UBIGINT AS q", "0::UBIGINT"
+	}
+	if !by.shape || by.stack {
 		f.add("shape IN (SELECT id FROM {shapes} WHERE operation = 1)")
 	}
-	rows := "SELECT *, greatest(dur_ns, 0) AS d FROM {ops}" + f.where()
-	if paths != nil {
-		columns[2] = "coalesce(g, 0)::UINTEGER"
-		rows = "SELECT * FROM (" + rows + ") o LEFT JOIN (SELECT unnest(?::UINTEGER[]) AS id, unnest(?::UINTEGER[]) AS g) p ON p.id = o.place"
-		f.args = append(f.args, paths.places, paths.indices)
+	rows := "(SELECT * FROM {ops}" + f.where() + ")"
+	if by.path {
+		place, keys = "place", keys+", place"
+		rows = "(SELECT o.* REPLACE (coalesce(g.first, 0)::UINTEGER AS place) FROM " + rows + " o LEFT JOIN place_groups g ON g.id = o.place)"
 	}
-	return v.parts(ctx, "SELECT "+strings.Join(columns, ", ")+", count(*), "+lowBits("d")+", max(d), "+lowBits(queueSQL)+", "+
-		lowBits("bytes")+", NULL FROM ("+rows+") GROUP BY 1, 2, 3, 4, 5", f.args)
-}
-
-// pathsOfPlaces has the index of the path of each place, 0 for the root.
-type pathsOfPlaces struct {
-	places, indices []uint32
-	paths           [][]string
-}
-
-// placePaths finds the paths of the places of an interval. There can be one place for each kernel.
-func (v *view) placePaths(ctx context.Context, from, to int64) (*pathsOfPlaces, error) {
-	var f filter
-	f.interval("start_ns", "", from, to, false)
-	ids := idSet{}
-	err := v.each(ctx, "SELECT DISTINCT place FROM {ops}"+f.where(), f.args, func(r *sql.Rows) error {
-		var id uint32
-		err := r.Scan(&id)
-		ids.add(id)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	places, err := v.places(ctx, ids)
-	if err != nil {
-		return nil, err
-	}
-	t, err := v.pathsOf(ctx, places)
-	if err != nil {
-		return nil, err
-	}
-	out := &pathsOfPlaces{paths: [][]string{nil}}
-	index := map[string]uint32{"": 0}
-	for id, p := range places {
-		names := t.place(p)
-		i, ok := index[pathKey(names)]
-		if !ok {
-			i = uint32(len(out.paths))
-			index[pathKey(names)] = i
-			out.paths = append(out.paths, names)
-		}
-		out.places, out.indices = append(out.places, id), append(out.indices, i)
-	}
-	return out, nil
+	// Most of the time is that of the groups. A constant column and the bucket of each row would make them slower.
+	return "SELECT " + lane + " AS lane, " + shape + " AS shape, " + place + " AS place, 0::UINTEGER AS chain, " + bucket + " AS bucket, n, s, m, q, b FROM (SELECT " + keys +
+		", count(*) AS n, " + lowBits("greatest(d, 0)") + " AS s, " + sums + ", " + bytes + " AS b FROM (SELECT *, " + stepSQL + " AS step FROM (SELECT *, dur_ns AS d FROM " + rows +
+		")) GROUP BY " + keys + ")"
 }
 
 // partsByPath is statistics with the paths that they refer to.
@@ -176,18 +148,97 @@ func (v *view) pathParts(ctx context.Context, by by, from, to int64) (p partsByP
 		}
 		return p, err
 	}
+	return v.windowParts(ctx, by, from, to)
+}
+
+// windowParts reads the statistics of an interval from operations, by path.
+func (v *view) windowParts(ctx context.Context, by by, from, to int64) (partsByPath, error) {
 	return cached(v, fmt.Sprint("paths ", by, from, " ", to), func() (p partsByPath, n int, err error) {
-		of, err := v.placePaths(ctx, from, to)
-		if err != nil {
-			return p, 0, err
-		}
-		p.paths = map[where][]string{}
-		for i, names := range of.paths {
-			p.paths[where{place: uint32(i)}] = names
-		}
-		p.parts, err = v.rowParts(ctx, by, of, from, to)
+		p, err = whileFresh(ctx, v, func() (partsByPath, error) { return v.rowPartsByPath(ctx, by, from, to, true) },
+			func() (partsByPath, error) { return v.rowPartsByPath(ctx, by, from, to, false) })
 		return p, len(p.parts), err
 	})
+}
+
+// manyPlaces is the number of ids of places from which on it is faster to find the places of an interval first.
+const manyPlaces = 1 << 17
+
+// groupedParts is rowParts by path. There can be one place for each kernel, so the database groups places by what
+// decides their path: the chain of the parent or, if chains are stale, the parent. One place stands for each group.
+func (v *view) groupedParts(ctx context.Context, by by, from, to int64, chained bool) (out []kernelPart, err error) {
+	conn, err := v.s.db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = conn.Close() }()
+	tx, err := conn.BeginTx(ctx, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = tx.Rollback() }()
+	var f filter
+	f.interval("start_ns", "", from, to, false)
+	// Ids grow with time, so that the bounds skip most of a large dictionary.
+	var first, last int64
+	window := f.where()
+	if err := tx.QueryRowContext(ctx, v.tables("SELECT coalesce(min(place), 0), coalesce(max(place), 0) FROM {ops}"+window), f.args...).Scan(&first, &last); err != nil {
+		return nil, err
+	}
+	args, in := []any{first, last}, ""
+	if last-first > v.s.manyPlaces {
+		args, in = append(args, f.args...), " AND id IN (SELECT place FROM {ops}"+window+")"
+	}
+	parents := "(SELECT span, arg_min(chain, start_ns) AS chain FROM {spans} WHERE span IN (SELECT parent FROM p WHERE scope_path = '' AND parent != 0) GROUP BY 1)"
+	if !chained {
+		parents = "(SELECT DISTINCT parent AS span, parent AS chain FROM p)"
+	}
+	by.path = true
+	query := "WITH p AS MATERIALIZED (SELECT DISTINCT id, parent, scope_name, scope_path FROM {places} WHERE id BETWEEN ? AND ?" + in + "), " +
+		"c AS MATERIALIZED (SELECT min(id) AS first, list(id) AS ids, CASE WHEN scope_path = '' THEN chain END AS chain FROM p LEFT JOIN " + parents +
+		" s ON s.span = p.parent GROUP BY scope_path, CASE WHEN scope_path = '' THEN scope_name END, 3), " +
+		"place_groups AS (SELECT first, unnest(ids) AS id FROM c) "
+	rows := by.parts(&f)
+	if chained {
+		query += "SELECT r.*, k.key FROM (" + rows + ") r LEFT JOIN c ON c.first = r.place LEFT JOIN " + latestChains + " k ON k.id = c.chain AND k.state = 0"
+	} else {
+		query += "SELECT *, NULL FROM (" + rows + ")"
+	}
+	err = scanOn(ctx, v, conn, query, append(args, f.args...), fillPart, appendTo(&out))
+	return out, err
+}
+
+// rowPartsByPath is groupedParts with the paths.
+func (v *view) rowPartsByPath(ctx context.Context, by by, from, to int64, chained bool) (p partsByPath, err error) {
+	if p.parts, err = v.groupedParts(ctx, by, from, to, chained); err != nil {
+		return p, err
+	}
+	ids := idSet{}
+	for i := range p.parts {
+		ids.add(p.parts[i].place)
+	}
+	places, err := v.places(ctx, ids)
+	if err != nil {
+		return p, err
+	}
+	t := scopePaths{map[store.SpanID][]string{}, v.folds}
+	if !chained {
+		if t, err = v.pathsOf(ctx, places); err != nil {
+			return p, err
+		}
+	}
+	p.paths = map[where][]string{}
+	for i := range p.parts {
+		x := &p.parts[i]
+		if _, ok := p.paths[x.where()]; ok {
+			continue
+		}
+		place := orEmpty(places[x.place])
+		if x.key != nil {
+			t.spans[place.Parent] = v.folds.Names(splitKey(string(x.key)))
+		}
+		p.paths[x.where()] = t.place(place)
+	}
+	return p, nil
 }
 
 // partPaths returns the paths of parts of rollups.
@@ -231,21 +282,27 @@ func partColumn[T any](values []driver.Value, i int, err *error) T {
 	return x
 }
 
+func fillPart(p *kernelPart, values []driver.Value) (err error) {
+	p.lane, p.shape = partColumn[uint32](values, 0, &err), partColumn[uint32](values, 1, &err)
+	p.place, p.chain = partColumn[uint32](values, 2, &err), partColumn[uint32](values, 3, &err)
+	p.bucket, p.n, p.max = partColumn[uint16](values, 4, &err), partColumn[int64](values, 5, &err), partColumn[int64](values, 7, &err)
+	// The low 64 bits.
+	p.sum, p.queue, p.bytes = int64(partColumn[uint64](values, 6, &err)), int64(partColumn[uint64](values, 8, &err)), int64(partColumn[uint64](values, 9, &err))
+	p.key, _ = values[10].([]byte)
+	return err
+}
+
 func (v *view) parts(ctx context.Context, query string, args []any) (out []kernelPart, err error) {
-	fill := func(p *kernelPart, values []driver.Value) (err error) {
-		p.lane, p.shape = partColumn[uint32](values, 0, &err), partColumn[uint32](values, 1, &err)
-		p.place, p.chain = partColumn[uint32](values, 2, &err), partColumn[uint32](values, 3, &err)
-		p.bucket, p.n, p.max = partColumn[uint16](values, 4, &err), partColumn[int64](values, 5, &err), partColumn[int64](values, 7, &err)
-		// The low 64 bits.
-		p.sum, p.queue, p.bytes = int64(partColumn[uint64](values, 6, &err)), int64(partColumn[uint64](values, 8, &err)), int64(partColumn[uint64](values, 9, &err))
-		p.key, _ = values[10].([]byte)
-		return err
-	}
-	err = scan(ctx, v, query, args, fill, func(block []kernelPart) error {
-		out = append(out, block...)
-		return nil
-	})
+	err = scan(ctx, v, query, args, fillPart, appendTo(&out))
 	return out, err
+}
+
+// appendTo returns a function that appends blocks to a list.
+func appendTo[T any](list *[]T) func([]T) error {
+	return func(block []T) error {
+		*list = append(*list, block...)
+		return nil
+	}
 }
 
 // kernelParts returns the statistics that a query needs, and their paths if the query has paths.
@@ -257,7 +314,7 @@ func (v *view) kernelParts(ctx context.Context, q *store.KernelQuery) (parts []k
 		return p.parts, p.paths, err
 	case q.From != 0 || q.To != 0:
 		parts, err = cached(v, fmt.Sprint("kernels ", by, q.From, " ", q.To), func() ([]kernelPart, int, error) {
-			out, err := v.rowParts(ctx, by, nil, q.From, q.To)
+			out, err := v.rowParts(ctx, by, q.From, q.To)
 			return out, len(out), err
 		})
 	default:

@@ -34,33 +34,16 @@ func (s *Store) StacksFromSums(ctx context.Context, project, session string) (bo
 }
 
 func (v *view) stackSums(ctx context.Context, q store.StackQuery, n int) ([]store.StackSum, error) {
-	type part struct {
-		stack, place, shape uint32
-		count, ns           int64
-	}
-	var f filter
-	f.interval("start_ns", "", q.From, q.To, false)
-	f.add("shape IN (SELECT id FROM {shapes} WHERE operation = ?)", int64(store.OpKernel))
-	var parts []part
-	stackIDs, placeIDs, shapeIDs := idSet{}, idSet{}, idSet{}
-	err := v.each(ctx, "SELECT stack, place, shape, count(*), "+lowBits("greatest(dur_ns, 0)")+" FROM {ops}"+f.where()+" GROUP BY 1, 2, 3", f.args,
-		func(r *sql.Rows) error {
-			var p part
-			err := r.Scan(&p.stack, &p.place, &p.shape, &p.count, wrapped{&p.ns})
-			parts = append(parts, p)
-			stackIDs.add(p.stack)
-			placeIDs.add(p.place)
-			shapeIDs.add(p.shape)
-			return err
-		})
+	of, err := v.windowParts(ctx, by{shape: true, stack: true}, q.From, q.To)
 	if err != nil {
 		return nil, err
+	}
+	stackIDs, shapeIDs := idSet{}, idSet{}
+	for i := range of.parts {
+		stackIDs.add(of.parts[i].lane)
+		shapeIDs.add(of.parts[i].shape)
 	}
 	texts, err := v.stacks(ctx, stackIDs)
-	if err != nil {
-		return nil, err
-	}
-	places, err := v.places(ctx, placeIDs)
 	if err != nil {
 		return nil, err
 	}
@@ -68,16 +51,13 @@ func (v *view) stackSums(ctx context.Context, q store.StackQuery, n int) ([]stor
 	if err != nil {
 		return nil, err
 	}
-	t, err := v.pathsOf(ctx, places)
-	if err != nil {
-		return nil, err
-	}
 	sums, names := map[answer.StackKey]*store.StackSum{}, map[uint32][]string{}
-	for _, p := range parts {
-		list := t.place(orEmpty(places[p.place]))
-		k := answer.StackKey{Stack: orEmpty(texts[p.stack]).Text, Name: orEmpty(shapes[p.shape]).Name, Path: v.pathID(list)}
+	for i := range of.parts {
+		p := &of.parts[i]
+		list := of.paths[p.where()]
+		k := answer.StackKey{Stack: orEmpty(texts[p.lane]).Text, Name: orEmpty(shapes[p.shape]).Name, Path: v.pathID(list)}
 		names[k.Path] = list
-		answer.AddStack(sums, k, p.count, p.ns)
+		answer.AddStack(sums, k, p.n, p.sum)
 	}
 	return answer.Stacks(sums, names, n), nil
 }

@@ -46,7 +46,7 @@ func runSuite(t *testing.T, journal bool, scenarios ...string) {
 		s.keptTop = 20
 		switch stores.Add(1) % 4 {
 		case 0, 1:
-			s.gapTail, s.gapLag, s.gapPart, s.maxChained, s.maxTails, s.maxPartial, s.fewOps = 20, 1e6, 30, 30, 20, 100, 10
+			s.gapTail, s.gapLag, s.gapPart, s.maxChained, s.maxTails, s.maxPartial, s.fewOps, s.manyPlaces = 20, 1e6, 30, 30, 20, 100, 10, 10
 		case 2:
 			s.maxRemembered = 100
 			s.gapTail, s.denseTail = 20, 30

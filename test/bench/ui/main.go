@@ -274,6 +274,7 @@ func requests(base string) error {
 		{session + "/samples?by=line", whole},
 		{session + "/texts", whole},
 		{session + "/analysis", whole | window | analysis},
+		{session + "/analysis/scopes", whole | window | analysis},
 		{session + "/analysis/critical?limit=1000", window | analysis},
 		{fmt.Sprintf("/compare?a=%[1]s&b=%[1]s", url.QueryEscape(id)), whole | analysis},
 	} {

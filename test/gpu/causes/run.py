@@ -38,8 +38,8 @@ EXPECTED = {
     "allocator": {"allocator"},
     "slow_layer": {"slow_steps"},
 }
-# The kinds whose gain a fix has: a graph also removes the latency of single kernels.
-FIXED = {"tiny": {"launch", "latency"}}
+# The kinds whose gain a fix has.
+FIXED = {"tiny": {"cuda_graph"}}
 STEPS = {"tiny": 25}  # 150 kernels each
 LARGEST = 300_000
 

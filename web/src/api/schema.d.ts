@@ -435,6 +435,29 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/sessions/{session}/analysis/scopes": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description service.instance.id */
+                session: components["parameters"]["Session"];
+            };
+            cookie?: never;
+        };
+        /**
+         * How the time of the device with the most kernel time divides among scopes, and what limits each
+         * @description An operation owns the idle time before its start, and its busy time until it ends or another one of its class that ends later has started. The scopes with at most one name in `path` sum to the active interval without idle time by cause nothing_queued. The request counts as an analysis: see `getAnalysis`.
+         */
+        get: operations["getAnalysedScopes"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/sessions/{session}/analysis/critical": {
         parameters: {
             query?: never;
@@ -1384,6 +1407,60 @@ export interface components {
             sum_ns: components["schemas"]["Ns"];
             gaps: components["schemas"]["AnalysedGap"][];
         };
+        AnalysedScopes: {
+            base: components["schemas"]["UnixNano"];
+            /** @description Active interval of the device */
+            from: components["schemas"]["Time"];
+            to: components["schemas"]["Time"];
+            complete: boolean;
+            device: string;
+            /** @description The interval has more than 200,000 scopes. `scopes` is then empty */
+            many_scopes: boolean;
+            missing?: components["schemas"]["Missing"];
+            scopes: components["schemas"]["ScopeTime"][];
+        };
+        ScopeTime: components["schemas"]["Parts"] & {
+            /** @description Names from the outermost scope, without numbers at their ends. Empty for operations outside all scopes */
+            path: string[];
+            /** @description The part of wall_ns without the scopes below */
+            self_ns: components["schemas"]["Ns"];
+            bound: components["schemas"]["Bound"];
+            operations: components["schemas"]["Count"];
+            /** @description Operations with launch times */
+            launches: components["schemas"]["Count"];
+            /** @description Launches that returned when the device had no work left */
+            late: components["schemas"]["Count"];
+            /** @description Median time from the launch to the start */
+            queue_p50_ns?: components["schemas"]["Ns"];
+        };
+        /** @description Launches of kernels and graphs, without calls of more than 1 ms and intervals of more than 100 µs. Absent if they are unknown */
+        LaunchRate: {
+            calls: components["schemas"]["Count"];
+            /** @description Median duration of the calls */
+            call_p50_ns: components["schemas"]["Ns"];
+            /** @description 10th percentile: the host needs at least this time for each launch */
+            call_p10_ns: components["schemas"]["Ns"];
+            /** @description Median time between the starts of two launches */
+            interval_p50_ns: components["schemas"]["Ns"];
+        };
+        /** @description Kernels of a shape with a grid fill below 0.5 */
+        SmallKernel: {
+            name: string;
+            grid: number[];
+            block: number[];
+            count: components["schemas"]["Count"];
+            /** @description Sum of the durations */
+            ns: components["schemas"]["Ns"];
+            /** @description ns × (1 − grid_fill) */
+            lost_ns: components["schemas"]["Ns"];
+            grid_fill: number;
+            waves?: number;
+            /** @description Theoretical occupancy */
+            occupancy?: number;
+            /** @description What limits the occupancy */
+            limiter?: string;
+            longest: components["schemas"]["Reference"];
+        };
         AnalysedDevice: {
             id: string;
             /** @description Empty if unknown */
@@ -1405,6 +1482,9 @@ export interface components {
             /** @description By the innermost frame of the program's own code */
             host_by_line: components["schemas"]["NameSum"][];
             sync_by_call: components["schemas"]["NameSum"][];
+            launches?: components["schemas"]["LaunchRate"];
+            /** @description The most lost time first, at most 20 */
+            small_kernels: components["schemas"]["SmallKernel"][];
             /** @description Examples of each cause, the longest first */
             gaps: components["schemas"]["AnalysedGap"][];
         };
@@ -1457,7 +1537,7 @@ export interface components {
             gain_share: number;
             evidence: components["schemas"]["Reference"][];
         };
-        /** @description `gpuflight report --json` adds session, service and critical_paths: of each, a CriticalPath and the number of the step in the member step */
+        /** @description `gpuflight report --json` adds session, service, scope_times (the scopes of AnalysedScopes) and critical_paths: of each, a CriticalPath and the number of the step in the member step */
         Analysis: {
             base: components["schemas"]["UnixNano"];
             from: components["schemas"]["Time"];
@@ -2655,6 +2735,37 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["AnalysedGaps"];
+                };
+            };
+            304: components["responses"]["NotModified"];
+            default: components["responses"]["Error"];
+        };
+    };
+    getAnalysedScopes: {
+        parameters: {
+            query?: {
+                /** @description Origin of all times of the request and the answer */
+                base?: components["parameters"]["Base"];
+                from?: components["parameters"]["From"];
+                to?: components["parameters"]["To"];
+            };
+            header?: never;
+            path: {
+                /** @description service.instance.id */
+                session: components["parameters"]["Session"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The scopes, each before those below it, the ones with the most time first */
+            200: {
+                headers: {
+                    ETag: components["headers"]["ETag"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AnalysedScopes"];
                 };
             };
             304: components["responses"]["NotModified"];

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package analysis
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/store"
+)
+
+// requireTimes checks that the times of scopes sum to the active interval of the device.
+func requireTimes(t *testing.T, p *Profile) (launches int64) {
+	t.Helper()
+	var most *Device
+	for i := range p.Result.Devices {
+		if d := &p.Result.Devices[i]; most == nil || d.KernelNs > most.KernelNs || d.KernelNs == most.KernelNs && d.ID < most.ID {
+			most = d
+		}
+	}
+	if most == nil || most.Kernels == 0 {
+		return 0
+	}
+	want := most.Active
+	waits := want.Idle[NothingQueued]
+	want.Idle[NothingQueued] = 0
+	want.IdleNs -= waits
+	want.WallNs -= waits
+	var sum Parts
+	var self int64
+	for i := range p.Times {
+		x := &p.Times[i]
+		require.Equal(t, x.WallNs, x.BusyNs()+x.IdleNs)
+		require.Equal(t, x.IdleNs, x.Idle.Sum())
+		require.LessOrEqual(t, x.Late, x.Launches)
+		require.LessOrEqual(t, x.Launches, x.Operations)
+		self += x.SelfNs
+		if len(x.Path) < 2 {
+			sum = sum.plus(&x.Parts)
+			launches += x.Launches
+		}
+	}
+	require.Equal(t, want, sum)
+	require.Equal(t, want.WallNs, self)
+	return launches
+}
+
+func TestScopeTimes_RandomTimelines(t *testing.T) {
+	paths := []string{"", "step 1|forward", "step 2|forward", "step 3|backward|layer 7", "step 9", "other"}
+	for seed := range uint64(300) {
+		r := random(seed)
+		rng := rand.New(rand.NewPCG(seed, 2))
+		for i := range r.ops {
+			r.ops[i].PlaceRef = store.Place{ScopePath: paths[rng.IntN(len(paths))]}
+			if r.ops[i].LaunchEndNs.OK && r.ops[i].ShapeRef.Operation == store.OpKernel {
+				r.ops[i].QueueNs = store.Some(max(0, r.ops[i].StartNs-r.ops[i].LaunchEndNs.V))
+			}
+		}
+		if seed%3 == 0 {
+			r.spans = nil
+		}
+		k := r.keeping()
+		for _, o := range []Options{{}, {From: 300 * µs, To: 1500*µs + 17}, {NoSteps: true}} {
+			want, err := NewProfile(t.Context(), FromReader(r, "", "s"), o)
+			require.NoError(t, err)
+			launches := requireTimes(t, want)
+			if seed == 1 {
+				require.Positive(t, launches)
+			}
+			for range 2 { // sweeps over the parts, and uses them
+				got, err := NewProfile(t.Context(), k, o)
+				require.NoError(t, err)
+				require.Equal(t, want.Times, got.Times, "seed %d", seed)
+			}
+		}
+	}
+}
+
+// TestScopeTimes has steps with a forward pass of one long kernel, which is limited by the device, and an
+// optimizer of many short ones, which is limited by launches.
+func TestScopeTimes(t *testing.T) {
+	inScope := func(p *program, name string, body func()) {
+		begin := len(p.ops)
+		body()
+		for i := range p.ops[begin:] {
+			p.ops[begin+i].PlaceRef = store.Place{ScopePath: "step 1|" + name}
+		}
+	}
+	r := train(20, func(p *program, _ int) {
+		inScope(p, "forward", func() { kernels(p, 4, 2*ms) })
+		p.sync() // else the host is ahead of the optimizer
+		inScope(p, "optimizer", func() { kernels(p, 100, µs) })
+		p.sync()
+	}).reader()
+	p, err := NewProfile(t.Context(), FromReader(r, "", "s"), Options{})
+	require.NoError(t, err)
+	requireTimes(t, p)
+	var names []string
+	of := map[string]*ScopeTime{}
+	for i := range p.Times {
+		name := ""
+		for _, n := range p.Times[i].Path {
+			name += "/" + n
+		}
+		names = append(names, name)
+		of[name] = &p.Times[i]
+	}
+	assert.Equal(t, []string{"/step", "/step/forward", "/step/optimizer"}, names)
+	assert.Equal(t, BoundDevice, of["/step"].Bound)
+	assert.Equal(t, BoundDevice, of["/step/forward"].Bound)
+	assert.Equal(t, 20*4*2*ms, of["/step/forward"].ComputeNs)
+	assert.Equal(t, BoundLaunch, of["/step/optimizer"].Bound)
+	assert.EqualValues(t, 2000, of["/step/optimizer"].Operations)
+	assert.EqualValues(t, 2000, of["/step/optimizer"].Launches)
+	assert.Greater(t, of["/step/optimizer"].Late, int64(1000))
+	assert.LessOrEqual(t, of["/step/forward"].Late, int64(40))
+	assert.Zero(t, of["/step"].SelfNs)
+}
+
+func TestScopeTimes_ManyPaths(t *testing.T) {
+	var x scopeTimes
+	for i := range maxGroups + 10 {
+		x.of([]string{string(rune('a' + i%26)), string(rune(0x4e00 + i))}).sums[inSteps].busy(classCompute, 1)
+	}
+	assert.Len(t, x.all, maxGroups+1)
+	assert.EqualValues(t, 10, x.all[otherName].sums[inSteps].ComputeNs)
+}
