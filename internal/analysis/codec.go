@@ -20,6 +20,7 @@ type codec struct {
 	in      *varint.Reader
 	known   map[string]uint64
 	strings []string
+	hashes  []uint64 // of the first strings
 }
 
 func reading(b []byte) *codec { return &codec{in: &varint.Reader{Rest: b}} }
@@ -57,14 +58,8 @@ func (c *codec) bools(all ...*bool) {
 
 func (c *codec) text(p *string) {
 	if c.reads() {
-		switch i := c.in.Uint(); {
-		case i == 0:
-			*p = string(c.in.Sized())
-			c.strings = append(c.strings, *p)
-		case i <= uint64(len(c.strings)):
-			*p = c.strings[i-1]
-		default:
-			c.in.Fail("a string is unknown")
+		if i := c.index(); i >= 0 {
+			*p = c.strings[i]
 		}
 		return
 	}
@@ -78,6 +73,32 @@ func (c *codec) text(p *string) {
 	c.known[*p] = uint64(len(c.known) + 1)
 	c.out = binary.AppendUvarint(c.out, 0)
 	c.out = varint.AppendBytes(c.out, *p)
+}
+
+// index reads a string and returns its index in strings, or -1.
+func (c *codec) index() int {
+	switch i := c.in.Uint(); {
+	case i == 0:
+		c.strings = append(c.strings, string(c.in.Sized()))
+		return len(c.strings) - 1
+	case i <= uint64(len(c.strings)):
+		return int(i) - 1
+	}
+	c.in.Fail("a string is unknown")
+	return -1
+}
+
+// hashed reads a string and returns its hash, which it computes once.
+func (c *codec) hashed(p *string) uint64 {
+	i := c.index()
+	if i < 0 {
+		return 0
+	}
+	for len(c.hashes) <= i {
+		c.hashes = append(c.hashes, fnvOf(c.strings[len(c.hashes)]))
+	}
+	*p = c.strings[i]
+	return c.hashes[i]
 }
 
 func (c *codec) sized(p *[]byte) {

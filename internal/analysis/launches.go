@@ -103,35 +103,37 @@ func (t *tally) sortedPairs(interval int64) []pair {
 }
 
 func (c *codec) pairs(all *map[uint64]*pair) {
-	var list []*pair
-	if !c.reads() {
-		list = slices.SortedFunc(maps.Values(*all), func(a, b *pair) int {
-			return cmp.Or(strings.Compare(a.names[0], b.names[0]), strings.Compare(a.names[1], b.names[1]))
-		})
-	}
-	var t tally
-	elements(c, &list, func(x **pair) {
-		if c.reads() {
-			*x = &pair{}
-		}
-		p := *x
-		c.text(&p.names[0])
-		c.text(&p.names[1])
+	values := func(p *pair) {
 		c.ints(&p.count, &p.idleNs, &p.workNs, &p.refNs)
 		c.ref(&p.ref)
-		if !c.reads() {
-			return
+	}
+	if !c.reads() {
+		list := slices.SortedFunc(maps.Values(*all), func(a, b *pair) int {
+			return cmp.Or(strings.Compare(a.names[0], b.names[0]), strings.Compare(a.names[1], b.names[1]))
+		})
+		elements(c, &list, func(p **pair) {
+			c.text(&(*p).names[0])
+			c.text(&(*p).names[1])
+			values(*p)
+		})
+		return
+	}
+	var list []pair
+	*all = nil
+	elements(c, &list, func(p *pair) {
+		before := c.hashed(&p.names[0])
+		key := pairKey(before, c.hashed(&p.names[1]))
+		values(p)
+		if *all == nil {
+			*all = make(map[uint64]*pair, min(len(list), maxPairs))
 		}
-		if to := t.pair(p.key(), p.names[0], p.names[1]); to != nil {
+		if to := (*all)[key]; to != nil {
 			to.add(p)
+		} else if len(*all) < maxPairs {
+			(*all)[key] = p
 		}
 	})
-	if c.reads() {
-		*all = t.pairs
-	}
 }
-
-func (p *pair) key() uint64 { return pairKey(fnvOf(p.names[0]), fnvOf(p.names[1])) }
 
 const (
 	// minRepeated is the smallest number of steps with the same operations for a graph, minRepeatedShare their

@@ -131,7 +131,7 @@ func (a *analysis) plan(ctx context.Context, k keeper, first int64, o Options) (
 	}
 	a.scopeSums, err = sumScopes(ctx, k, a.parts)
 	if err == nil && a.update == nil {
-		a.kept = make(chan *keptPart, 2)
+		a.kept = make(chan *keptPart, 8)
 		go a.readAhead(ctx, k, first)
 	}
 	return err
