@@ -225,7 +225,7 @@ func TestParameters_Invalid(t *testing.T) {
 		{p + "/timeline?to=9223372036854775807", "to"}, {p + "/shapes", "ids"}, {p + "/kernels?group=x", "group"},
 		{p + "/kernels?group=lane&name=x", "name"}, {p + "/operations?operation=x", "operation"},
 		{p + "/operations?parent=1", "parent"}, {p + "/operations?cursor=1.2", "cursor"}, {p + "/operations?overlapping=1", "overlapping"},
-		{p + "/operations?below=1", "below"}, {p + "/scopes/1/instances?idle=1", "idle"}, {p + "/scopes?idle=1", "idle"},
+		{p + "/operations?below=1", "below"}, {p + "/operations?stack_exact=1", "stack_exact"}, {p + "/operations?stack=%ff", "stack"}, {p + "/scopes/1/instances?idle=1", "idle"}, {p + "/scopes?idle=1", "idle"},
 		{p + "/spans/x", "span"}, {p + "/spans?min_ns=-1", "min_ns"}, {p + "/scopes/x/instances", "path"},
 		{p + "/samples?by=x", "by"}, {p + "/functions?path=x", "path"}, {p + "/stacks?limit=0", "limit"}, {p + "/logs?source=x", "source"}, {p + "/series/1", "key"}, {p + "/series/0000000000000000?points=3", "points"},
 	} {
@@ -397,4 +397,41 @@ func TestStacks_SumsOfAllSessions(t *testing.T) {
 	assert.Positive(t, withStack)
 	assert.Positive(t, withLines)
 	assert.Greater(t, withSamples, 1)
+}
+
+func TestOperations_Stack(t *testing.T) {
+	s, _ := generated(t)
+	type total struct{ n, ns int64 }
+	inner := 0
+	for _, session := range get[struct{ Sessions []struct{ ID string } }](t, s, "/api/v1/sessions").Sessions {
+		p := "/api/v1/sessions/" + url.PathEscape(session.ID)
+		stacks := get[struct{ Stacks []stackAnswer }](t, s, p+"/stacks").Stacks
+		below, exact := map[string]total{}, map[string]total{}
+		add := func(to map[string]total, frames []string, x *stackAnswer) {
+			k := url.QueryEscape(strings.Join(frames, "\n"))
+			to[k] = total{to[k].n + x.Count, to[k].ns + x.SumNs}
+		}
+		for i := range stacks {
+			x := &stacks[i]
+			add(exact, x.Stack, x)
+			for n := range x.Stack {
+				add(below, x.Stack[:n+1], x)
+			}
+		}
+		for _, sort := range []string{"start", "duration"} {
+			rows := p + "/operations?operation=kernel&limit=500&sort=" + sort + "&stack="
+			for stack, want := range exact {
+				n, ns := sum(t, s, rows+stack+"&stack_exact=true")
+				assert.Equal(t, want, total{n, ns}, "exactly %s", stack)
+			}
+			for stack, want := range below {
+				n, ns := sum(t, s, rows+stack)
+				assert.Equal(t, want, total{n, ns}, stack)
+				if want != exact[stack] {
+					inner++
+				}
+			}
+		}
+	}
+	assert.Positive(t, inner, "no stack is a part of another")
 }

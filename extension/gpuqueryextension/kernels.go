@@ -170,6 +170,9 @@ var operationKinds = func() map[string]store.Operation {
 	return kinds
 }()
 
+// maxStack is the largest size of a host stack in a request, in bytes.
+const maxStack = 32 << 10
+
 func (s *server) operations(ctx context.Context, r *request) (any, error) {
 	q := store.OpQuery{Project: r.project, Session: r.session, Overlapping: r.boolean("overlapping")}
 	q.From, q.To = r.interval()
@@ -183,6 +186,13 @@ func (s *server) operations(ctx context.Context, r *request) (any, error) {
 	q.Lanes, q.Shapes = r.ids("lane"), r.ids("shape")
 	q.Name, q.Parent, q.Trace = r.text("name", 10_000), r.spanID("parent"), r.traceID("trace")
 	q.Path, q.Direct, q.Below = r.optionalID("path"), r.boolean("direct"), r.boolean("below")
+	if len(r.values["stack"]) > 0 {
+		frames := strings.Split(r.text("stack", maxStack), "\n")
+		slices.Reverse(frames)
+		stack := strings.Join(frames, "\n")
+		q.Stack = &stack
+	}
+	q.StackExact = r.boolean("stack_exact")
 	q.MinNs = r.integer("min_ns", 0, 0, math.MaxInt64)
 	longest := r.integer("max_ns", math.MaxInt64, 0, math.MaxInt64)
 	if longest < math.MaxInt64 {

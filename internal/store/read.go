@@ -296,6 +296,11 @@ type OpQuery struct {
 	// of this path; nil selects all. It is invalid for the session "".
 	Path   *uint32
 	Direct bool
+	// Stack selects the operations whose host stack has these frames, innermost first, as its outermost
+	// ones: their texts end with its lines. With StackExact it selects those with exactly this text, ""
+	// those without a stack. Nil selects all.
+	Stack      *string
+	StackExact bool
 	// MinNs and MaxNs are the shortest and the longest duration; MaxNs 0 means no limit. A negative
 	// one is invalid.
 	MinNs, MaxNs int64

@@ -149,6 +149,8 @@ export const launchesRoute = createRoute({
       lane: text(s.lane),
       path: id(s.path),
       direct: oneOf(s.direct, ["true"] as const),
+      stack: typeof s.stack === "string" && s.stack !== "" ? s.stack : undefined,
+      stack_exact: oneOf(s.stack_exact, ["true"] as const),
       parent: spanId(s.parent),
       below: oneOf(s.below, ["true"] as const),
       min_ns: id(s.min_ns),

@@ -103,9 +103,10 @@ function made(number, rows) {
     case "part":
       return part(number, rows);
     case "excess": {
-      const [step, name] = number.of.split(" ");
+      const [steps, name] = number.of.split(" ");
       const values = rows.map((x) => x.values[name] ?? 0);
-      return values[rows.findIndex((x) => x.values.number === Number(step))] - percentile(values, 50);
+      const value = (step) => values[rows.findIndex((x) => x.values.number === Number(step))];
+      return steps.split(",").reduce((n, step) => n + value(step) - percentile(values, 50), 0);
     }
     case "ratio": {
       const [a, b] = number.of.split(" / ");
@@ -185,8 +186,18 @@ const views = {
   "instruction of a listing": () => `${of("heldout_sassmetrics")}/code?what=sass+256`,
   "flame graph": () => `${of("minigpt")}/code?view=flame`,
   "frame of the flame graph": () => `${of("minigpt")}/code?view=flame&zoom=0.0.0`,
+  "host function of the flame graph": () => `${of("minigpt")}/code?view=flame&zoom=0`,
+  "host stack of the flame graph": async () => {
+    const { stacks } = await api(`${of("minigpt")}/stacks`);
+    assert.ok(
+      stacks.some((s) => s.stack.length),
+      "the session has host stacks",
+    );
+    return `${of("minigpt")}/code?view=flame&zoom=0.0.0.0.0`;
+  },
   "scopes of the flame graph": () => `${of("pytorch")}/code?view=flame&zoom=0`,
   findings: () => `${of("slow_layer")}/findings`,
+  "findings of a rank": () => `${of("unknown_service:python3.12")}/findings`,
   "findings without steps by scope": () => `${of("minigpt")}/findings`,
   "findings of a launch-bound program": () => `${of("tiny")}/findings`,
   "findings with small kernels": () => `${of("pytorch")}/findings`,
@@ -241,6 +252,7 @@ const unlinked = new Map(
       "Cost: Application",
       "Cost: Scope",
       "Differences: Kernel",
+      "Idle time by cause: Cause of idle time",
       "Kernels of the frame: Kernels of all frames",
       "Kernels of the frame: Kernels of the frame",
       "Largest delays: Last",
@@ -283,10 +295,6 @@ const unlinked = new Map(
       "Scopes: Share",
       "Small kernels: Lost",
       "Usage: Share",
-    ],
-    "it is a part of a number that its row links, by host stack, of which launches have no filter": [
-      "Kernels of the frame: Launches",
-      "Kernels of the frame: Time",
     ],
     "it is the part of the active time of a device, or of its launches, that belongs to a scope: no list has it": [
       "Limits of scopes: Device time",

@@ -320,6 +320,8 @@ describe("inspector", () => {
       const bucket = groups[0].buckets.findIndex((b) => b.count > 0 && b.from_ns <= ns && ns <= b.to_ns);
       assert.ok(bucket >= 0);
       const svg = page.getByLabel("Inspector").getByRole("img", { name: "Distribution of 3 durations" });
+      assert.match(await svg.getAttribute("aria-label"), /to 80\.0 µs, this one is/);
+      assert.equal(await svg.locator("text").last().textContent(), "80.0 µs");
       const [bars, mark] = await svg.evaluate((e) => {
         const box = (r) => ({ from: r.x.baseVal.value, to: r.x.baseVal.value + r.width.baseVal.value });
         const rects = [...e.querySelectorAll("rect")];
@@ -385,6 +387,9 @@ describe("code", () => {
       await rows("sass"),
       sass.map((l, i) => [["", "100", "300", ""][i], String(i + 1), l]),
     );
+    const note = "Samples belong to source lines and instructions, not to PTX lines.";
+    assert.equal(await pane("ptx").locator("p").innerText(), note);
+    assert.equal(await page.getByText("Select a row with a number").count(), 2);
     const boxes = await Promise.all(["source", "ptx", "sass"].map((k) => pane(k).boundingBox()));
     assert.ok(boxes[0].x + boxes[0].width <= boxes[1].x && boxes[1].x + boxes[1].width <= boxes[2].x);
     assert.ok(boxes.every((b) => b.y === boxes[0].y));
@@ -619,6 +624,53 @@ describe("timeline", () => {
     assert.match(page.url(), /y=57/);
     await close(page);
   });
+
+  test("scrolls back with the browser's back button, and keeps the place where one scrolls", async () => {
+    const page = await open(whole, { viewport: { width: 1280, height: 400 } });
+    const scroller = page.locator("[class*=scroller]");
+    const top = () => scroller.evaluate((e) => e.scrollTop);
+    const y = (want) => page.waitForURL((u) => u.searchParams.get("y") === want);
+    await scroller.evaluate((e) => e.scrollTo(0, 57));
+    await y("57");
+    await page.evaluate(() => history.pushState(null, "", location.href));
+    await scroller.evaluate((e) => e.scrollTo(0, 21));
+    await y("21");
+    await page.goBack();
+    await y("57");
+    await settled(page);
+    assert.equal(await top(), 57);
+    await page.goForward();
+    await y("21");
+    await settled(page);
+    assert.equal(await top(), 21);
+    await scroller.evaluate((e) => e.scrollTo(0, 33));
+    await y("33");
+    await settled(page);
+    assert.equal(await top(), 33);
+    await close(page);
+  });
+
+  test("says that it draws only the longest scopes, and no short gaps", async () => {
+    const dense = "66666666-2222-3333-4444-555555555555";
+    const n = 2001;
+    // Each scope has 3 µs, a kernel of 2 µs is in each, and the gaps of the device have 2 µs.
+    const spans = Array.from({ length: n }, (_, i) => [
+      span(2 * i + 1, "layer", 4 * i, 4 * i + 3, 0, scope(...thread)),
+      span(2 * i + 2, "relu_kernel", 4 * i + 0.5, 4 * i + 2.5, 2 * i + 1, on("kernel", 0, 7)),
+    ]).flat();
+    await send({ resourceSpans: [{ resource: resource(dense, "dense"), scopeSpans: [{ spans }] }] });
+    await eventually(
+      "the session is stored",
+      async () => (await api(`/sessions/${dense}`)).session?.operations.kernel === n,
+    );
+    const page = await open(`/sessions/${dense}/timeline`);
+    await page.getByText(/only the 2,000 longest scopes/).waitFor();
+    await page.getByText(/no idle gap is long enough to draw/).waitFor();
+    // All scopes of a shorter interval are drawn.
+    await visit(page, `/sessions/${dense}/timeline?from=0&to=2000000`);
+    await page.getByText(/only the 2,000 longest scopes/).waitFor({ state: "hidden" });
+    await close(page);
+  });
 });
 
 describe("the URL has the state of each view", () => {
@@ -703,6 +755,47 @@ describe("the URL has the state of each view", () => {
     await page.reload();
     await page.locator("summary", { hasText: "Export" }).click();
     assert.equal(await interval.isChecked(), false);
+    await close(page);
+  });
+});
+
+describe("flame graph of a session with host stacks of a part of the launches", () => {
+  test("has the launches behind an estimate", async () => {
+    const sampled = "55555555-2222-3333-4444-555555555555";
+    const kernel = (n, from, to, ...a) => span(n, "gemm_kernel", from, to, 0, on("kernel", 0, 7, ...a));
+    const spans = [
+      kernel(1, 0, 100, text("code.stacktrace", "step\nmain")),
+      kernel(2, 200, 260, text("code.stacktrace", "eval\nmain")),
+      kernel(3, 300, 340),
+      kernel(4, 400, 440),
+      kernel(5, 500, 505, text("code.stacktrace", "main")),
+    ];
+    await send({ resourceSpans: [{ resource: resource(sampled, "sampled"), scopeSpans: [{ spans }] }] });
+    await eventually(
+      "the session is stored",
+      async () => (await api(`/sessions/${sampled}/stacks`)).stacks?.length === 4,
+    );
+    // The 80 µs without a stack are shared by launches: a third each.
+    const page = await open(`/sessions/${sampled}/code?view=flame&zoom=0`);
+    const row = page.getByRole("table", { name: "Kernels of the frame" }).getByRole("row").last();
+    const texts = async () => (await row.locator("td").allInnerTexts()).slice(2);
+    assert.deepEqual(await texts(), ["245 µs", "5", "165 µs", "245 µs"]);
+    const rows = async (link) => {
+      await link.click();
+      const found = ["rows", "sum"].map((x) => page.getByTestId(x).innerText());
+      const [count, sum] = await Promise.all(found);
+      const filters = await page.getByTitle("Remove this filter").allInnerTexts();
+      await page.goBack();
+      await settled(page);
+      return [count, sum, filters.find((x) => /called|directly in main|directly in step/.test(x))];
+    };
+    assert.deepEqual(await rows(row.getByRole("link").first()), ["3", "165 µs", "called from main ✕"]);
+    assert.deepEqual(await rows(row.getByRole("link").last()), ["5", "245 µs", undefined]);
+    // The kernel launched by main itself, and the function step.
+    await visit(page, `/sessions/${sampled}/code?view=flame&zoom=0.2`);
+    assert.deepEqual(await rows(row.getByRole("link").first()), ["1", "5.00 µs", "launched directly in main ✕"]);
+    await visit(page, `/sessions/${sampled}/code?view=flame&zoom=0.0`);
+    assert.deepEqual(await rows(row.getByRole("link").first()), ["1", "100 µs", "called from step ✕"]);
     await close(page);
   });
 });

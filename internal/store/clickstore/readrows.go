@@ -155,6 +155,17 @@ func (v *view) page(ctx context.Context, q store.OpQuery, n int) (store.OpPage, 
 	if q.MaxNs > 0 {
 		f.add("greatest(DurationNs, 0) <= ?", q.MaxNs)
 	}
+	if q.Stack != nil {
+		const texts = "(SELECT Key FROM gpu_stacks WHERE Project = ? AND Session = ? AND "
+		switch {
+		case !q.StackExact:
+			f.add("Stack IN "+texts+"Text != '' AND (Text = ? OR endsWith(Text, ?)))", v.key.project, v.key.session, *q.Stack, "\n"+*q.Stack)
+		case *q.Stack != "":
+			f.add("Stack IN "+texts+"Text = ?)", v.key.project, v.key.session, *q.Stack)
+		default:
+			f.add("Stack NOT IN "+texts+"Text != '')", v.key.project, v.key.session)
+		}
+	}
 	if q.Path != nil {
 		if err := v.inPath(ctx, f, *q.Path, q.Direct); err != nil {
 			return page, err

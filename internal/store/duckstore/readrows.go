@@ -180,6 +180,16 @@ func (v *view) selectOps(ctx context.Context, q *store.OpQuery) (f filter, err e
 	if q.MaxNs > 0 {
 		f.add("greatest(dur_ns, 0) <= ?", q.MaxNs)
 	}
+	if q.Stack != nil {
+		switch {
+		case !q.StackExact:
+			f.add("stack IN (SELECT id FROM {stacks} WHERE text != '' AND (text = ? OR ends_with(text, ?)))", *q.Stack, "\n"+*q.Stack)
+		case *q.Stack != "":
+			f.add("stack IN (SELECT id FROM {stacks} WHERE text = ?)", *q.Stack)
+		default:
+			f.add("stack NOT IN (SELECT id FROM {stacks} WHERE text != '')")
+		}
+	}
 	if q.Path != nil {
 		inside, err := whileFresh(ctx, v, func() (string, error) { return v.insidePath(ctx, *q.Path, q.Direct) }, func() (string, error) {
 			places, err := v.placesOfPath(ctx, &f, *q.Path, q.Direct)
@@ -235,7 +245,7 @@ func (v *view) opStarts(ctx context.Context) (*opStarts, error) {
 // unknown. With it, DuckDB does not read the rows after the page.
 func (v *view) pageEnd(ctx context.Context, q *store.OpQuery, n int) (int64, error) {
 	if v.sess.id == "" || len(q.Operations) > 0 || len(q.Lanes) > 0 || len(q.Shapes) > 0 || q.Name != "" || q.Parent != 0 ||
-		q.Trace != (store.TraceID{}) || q.MinNs > 0 || q.MaxNs > 0 || q.Path != nil {
+		q.Trace != (store.TraceID{}) || q.MinNs > 0 || q.MaxNs > 0 || q.Path != nil || q.Stack != nil {
 		return 0, nil
 	}
 	x, err := v.opStarts(ctx)
@@ -334,7 +344,7 @@ func (v *view) extent() (from, to int64) {
 // shortest returns a duration that more than n operations of a whole session reach, from the statistics, or 0.
 // With it, DuckDB skips most rows.
 func (v *view) shortest(ctx context.Context, q *store.OpQuery, n int) (int64, error) {
-	if q.From != 0 || q.To != 0 || q.Parent != 0 || q.Trace != (store.TraceID{}) || len(q.Lanes) > 0 || q.MaxNs != 0 || v.sess.id == "" ||
+	if q.From != 0 || q.To != 0 || q.Parent != 0 || q.Trace != (store.TraceID{}) || len(q.Lanes) > 0 || q.MaxNs != 0 || q.Stack != nil || v.sess.id == "" ||
 		q.Path != nil && v.stale {
 		return 0, nil
 	}

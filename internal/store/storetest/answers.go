@@ -221,7 +221,9 @@ func (m *Memory) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error)
 			q.Name != "" && o.ShapeRef.Name != q.Name || q.Parent != 0 && o.PlaceRef.Parent != q.Parent && !(q.Below && slices.Contains(t.above(o), q.Parent)) ||
 			q.Trace != (store.TraceID{}) && o.PlaceRef.Trace != q.Trace ||
 			duration(o) < q.MinNs || q.MaxNs > 0 && duration(o) > q.MaxNs ||
-			q.Path != nil && (q.Direct && s.path(t.opPath(o)) != *q.Path || !t.below(t.opPath(o), *q.Path)) {
+			q.Path != nil && (q.Direct && s.path(t.opPath(o)) != *q.Path || !t.below(t.opPath(o), *q.Path)) ||
+			q.Stack != nil && q.StackExact && o.StackText != *q.Stack ||
+			q.Stack != nil && !q.StackExact && (o.StackText == "" || o.StackText != *q.Stack && !strings.HasSuffix(o.StackText, "\n"+*q.Stack)) {
 			continue
 		}
 		if a := q.After; a != nil {

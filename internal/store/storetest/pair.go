@@ -8,6 +8,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -540,6 +541,23 @@ func (p *pair) compareStacks(id sessionID, m *mapping, i interval) {
 			m.path(&got[i].Path)
 		}
 		p.same("Stacks", q, got, want, gotErr, wantErr)
+	}
+	// The operations of a stack, of the frames that called its function, and of none.
+	ops := slices.DeleteFunc(p.want.sessions[id].sortedOps(), func(o *store.OpRow) bool { return !strings.Contains(o.StackText, "\n") })
+	none, stack, outer := "", "main", "main"
+	if len(ops) > 0 {
+		stack = ops[len(ops)/2].StackText
+		_, outer, _ = strings.Cut(stack, "\n")
+	}
+	for _, q := range []store.OpQuery{
+		{Stack: &stack, StackExact: true}, {Stack: &outer, Sort: store.ByDuration}, {Stack: &none, StackExact: true, Sort: store.ByDuration}, {Stack: &none},
+	} {
+		q.Project, q.Session, q.From, q.To, q.Limit = id.project, id.session, i.from, i.to, 100
+		want, wantErr := p.want.Ops(p.Context(), q)
+		got, gotErr := p.got.Ops(p.Context(), q)
+		m.plainPage(&got)
+		(*mapping).plainPage(m.identity(), &want)
+		p.same("Ops of a stack", q, got, want, gotErr, wantErr)
 	}
 }
 

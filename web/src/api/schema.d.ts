@@ -2462,6 +2462,10 @@ export interface operations {
                 path?: components["schemas"]["ID"];
                 /** @description Leave out paths below the path */
                 direct?: boolean;
+                /** @description Outermost frames of the host stack, a frame per line, outermost first */
+                stack?: string;
+                /** @description With `stack`: only operations with exactly these frames; an empty `stack`: those without one */
+                stack_exact?: boolean;
                 /** @description Shortest duration */
                 min_ns?: number;
                 /** @description Longest duration */

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 import { expect, test } from "vitest";
-import { boxes, find, flameTree, kernelsOf, sampledStacks } from "./flame";
+import { boxes, find, flameTree, kernelsOf, sampledStacks, stackFilter } from "./flame";
 
 const stacks = [
   { stack: ["main", "train"], scope: ["step"], path: 3, name: "gemm", count: 2, sum_ns: 60 },
@@ -53,12 +53,29 @@ test("launches without a stack are shared among those with one", () => {
     ["main", 200, 100],
     ["a", 150, 75],
   ]);
+  expect(find(root, "0.0").map((f) => [f.own.ns, f.own.count])).toEqual([
+    [9, 6],
+    [4, 4],
+    [3, 3],
+  ]);
+  expect(kernelsOf(find(root, "0.0").at(-1) as typeof root).map((k) => k.own)).toEqual([{ ns: 3, count: 3 }]);
   expect(find(root, "1").map((f) => [f.kind, f.name, f.ns])).toEqual([
     ["all", "all kernels", 205],
     ["kernel", "gemm", 5],
   ]);
   expect(sampledStacks(list)).toBe(4);
   expect(sampledStacks(stacks)).toBe(0);
+});
+
+test("the launches of a frame by host stack", () => {
+  const root = flameTree(stacks, lines);
+  expect(find(root, "0.0.0.0").map(stackFilter)).toEqual([
+    {},
+    { stack: "main" },
+    { stack: "main\ntrain" },
+    { stack: "main\ntrain", stack_exact: "true" },
+    { stack: "main\ntrain", stack_exact: "true" },
+  ]);
 });
 
 test("boxes below a focus fill the width", () => {

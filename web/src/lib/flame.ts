@@ -8,6 +8,10 @@ export interface Frame {
   ns: number;
   /** Launches, or samples of a line. */
   count: number;
+  /** The launches with the host stack of the frame. The others of ns and count have none, and are shared among stacks. */
+  own: { ns: number; count: number };
+  /** The host stack of the frame, outermost first. */
+  stack: readonly string[];
   /** The path of scopes of a kernel, and their names. */
   path?: number;
   scope?: readonly string[];
@@ -27,7 +31,7 @@ interface Stack {
  * shared gives the time of launches without a host stack to the stacks of the same kernel in the same
  * scope, by the launches of each. A recorder samples the stacks of a part of the launches.
  */
-function shared(stacks: readonly Stack[]): readonly Stack[] {
+function shared(stacks: readonly Stack[]): readonly (Stack & { estimated?: true })[] {
   const known = new Map<string, { list: Stack[]; count: number }>();
   const key = (s: Stack) => `${s.path}|${s.name}`;
   for (const s of stacks) {
@@ -42,7 +46,7 @@ function shared(stacks: readonly Stack[]): readonly Stack[] {
     if (!k?.count) return [s];
     return k.list.map((x) => {
       const share = x.count / k.count;
-      return { ...x, count: s.count * share, sum_ns: s.sum_ns * share };
+      return { ...x, count: s.count * share, sum_ns: s.sum_ns * share, estimated: true as const };
     });
   });
 }
@@ -66,7 +70,16 @@ interface Line {
  * samples in the same scope.
  */
 export function flameTree(stacks: readonly Stack[], lines: readonly Line[]): Frame {
-  const root: Frame = { kind: "all", name: "all kernels", ns: 0, count: 0, children: [] };
+  const frame = (kind: Frame["kind"], name: string, stack: readonly string[]): Frame => ({
+    kind,
+    name,
+    ns: 0,
+    count: 0,
+    own: { ns: 0, count: 0 },
+    stack,
+    children: [],
+  });
+  const root = frame("all", "all kernels", []);
   const index = new Map<Frame, Map<string, Frame>>();
   const child = (p: Frame, kind: Frame["kind"], name: string): Frame => {
     let own = index.get(p);
@@ -76,7 +89,7 @@ export function flameTree(stacks: readonly Stack[], lines: readonly Line[]): Fra
     }
     let f = own.get(kind + name);
     if (!f) {
-      f = { kind, name, ns: 0, count: 0, children: [] };
+      f = frame(kind, name, kind === "host" ? [...p.stack, name] : p.stack);
       own.set(kind + name, f);
       p.children.push(f);
     }
@@ -97,6 +110,9 @@ export function flameTree(stacks: readonly Stack[], lines: readonly Line[]): Fra
     for (const f of [...chain, kernel]) {
       f.ns += s.sum_ns;
       f.count += s.count;
+      if (s.estimated) continue;
+      f.own.ns += s.sum_ns;
+      f.own.count += s.count;
     }
     const own = linesOf.get(`${s.path}|${s.name}`) ?? [];
     const samples = own.reduce((n, l) => n + l.samples, 0);
@@ -172,7 +188,13 @@ export interface KernelSum {
   scope: readonly string[];
   ns: number;
   count: number;
+  /** The part of them with the host stack of the frame. */
+  own: { ns: number; count: number };
 }
+
+/** stackFilter selects the launches with the host stack of a frame: of a host function also those of functions that it calls. */
+export const stackFilter = (f: Frame) =>
+  f.stack.length ? { stack: f.stack.join("\n"), stack_exact: f.kind === "host" ? undefined : "true" } : {};
 
 /** kernelsOf sums the kernels of a frame by name and scope, the largest first. */
 export function kernelsOf(frame: Frame): KernelSum[] {
@@ -183,9 +205,18 @@ export function kernelsOf(frame: Frame): KernelSum[] {
       return;
     }
     const key = `${f.path}|${f.name}`;
-    const sum = sums.get(key) ?? { name: f.name, path: f.path ?? 0, scope: f.scope ?? [], ns: 0, count: 0 };
+    const sum = sums.get(key) ?? {
+      name: f.name,
+      path: f.path ?? 0,
+      scope: f.scope ?? [],
+      ns: 0,
+      count: 0,
+      own: { ns: 0, count: 0 },
+    };
     sum.ns += f.ns;
     sum.count += f.count;
+    sum.own.ns += f.own.ns;
+    sum.own.count += f.own.count;
     sums.set(key, sum);
   };
   visit(frame);

@@ -3,8 +3,9 @@ import type { Schemas } from "../api/client";
 import { count, duration } from "../lib/format";
 import { ui } from "./parts";
 
-/** Histogram shows a distribution of durations on a logarithmic axis, with one value marked. */
-export function Histogram({ buckets, mark }: { buckets: readonly Schemas["Bucket"][]; mark?: number | undefined }) {
+/** Histogram shows a distribution of durations of at most max ns on a logarithmic axis, with one value marked. */
+export function Histogram(props: { buckets: readonly Schemas["Bucket"][]; max: number; mark?: number | undefined }) {
+  const { buckets, max, mark } = props;
   const first = buckets[0];
   const last = buckets.at(-1);
   if (!first || !last) return null;
@@ -20,7 +21,7 @@ export function Histogram({ buckets, mark }: { buckets: readonly Schemas["Bucket
       viewBox="0 0 340 84"
       preserveAspectRatio="none"
       role="img"
-      aria-label={`Distribution of ${count(total)} durations from ${duration(first.from_ns)} to ${duration(last.to_ns)}${mark === undefined ? "" : `, this one is ${duration(mark)}`}`}
+      aria-label={`Distribution of ${count(total)} durations from ${duration(first.from_ns)} to ${duration(max)}${mark === undefined ? "" : `, this one is ${duration(mark)}`}`}
     >
       {buckets.map((b) => {
         const h = Math.max((b.count / top) * 62, 1.5);
@@ -34,7 +35,7 @@ export function Histogram({ buckets, mark }: { buckets: readonly Schemas["Bucket
             fill="var(--bar)"
           >
             <title>
-              {count(b.count)} from {duration(b.from_ns)} to {duration(b.to_ns)}
+              {count(b.count)} from {duration(b.from_ns)} to {duration(Math.min(b.to_ns, max))}
             </title>
           </rect>
         );
@@ -46,7 +47,7 @@ export function Histogram({ buckets, mark }: { buckets: readonly Schemas["Bucket
         {duration(first.from_ns)}
       </text>
       <text x="340" y="81" fontSize="11" fill="var(--muted)" textAnchor="end">
-        {duration(last.to_ns)}
+        {duration(max)}
       </text>
     </svg>
   );

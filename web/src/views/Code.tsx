@@ -248,7 +248,11 @@ function Listing({
 }) {
   const session = useSession();
   const q = useGet("/sessions/{session}/texts/{key}", { session: session.id, key: info.key });
-  const cells = useMemo(() => sumBy(samples, (s) => (info.kind === "source" ? s.line : s.pc)), [samples, info.kind]);
+  // Samples have lines of the source and offsets of instructions, and no lines of PTX.
+  const cells = useMemo(
+    () => sumBy(info.kind === "ptx" ? [] : samples, (s) => (info.kind === "source" ? s.line : s.pc)),
+    [samples, info.kind],
+  );
   const most = [...cells.values()].reduce((n, x) => Math.max(n, x.value), 1);
   const lines = useMemo(() => (q.data?.text ?? "").split("\n"), [q.data]);
   const shown = useMemo(() => lines.slice(0, 5000), [lines]);
@@ -319,6 +323,9 @@ function Listing({
           <tbody>{rows}</tbody>
         </table>
       </section>
+      {info.kind === "ptx" && samples.length > 0 && (
+        <p className={`${c.cell} ${ui.muted}`}>Samples belong to source lines and instructions, not to PTX lines.</p>
+      )}
       {cells.size > 0 && (
         <div className={c.cell} role="status">
           {cell ? (

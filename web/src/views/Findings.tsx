@@ -142,6 +142,45 @@ function PartTime(props: { device: string; start: number; ns: number; part: Part
   );
 }
 
+/** CauseTime is idle time of a device that links to its gaps. */
+function CauseTime({ a, cause, device, ns }: { a: Analysis; cause: string; device: string; ns: number }) {
+  const session = useSession();
+  const search = useSearch({ from: "/sessions/$session/findings" });
+  return (
+    <Link
+      to="/sessions/$session/gaps"
+      params={{ session: session.id }}
+      search={{ from: search.from, to: search.to ?? (a.complete ? undefined : a.to), cause, device } as never}
+      title={exactDuration(ns)}
+      {...num("ns", ns)}
+    >
+      {duration(ns)}
+    </Link>
+  );
+}
+
+/** Gain is the most that an advice can save. It links to its rows if it is a sum of rows that a page has. */
+function Gain({ f, a }: { f: Schemas["Finding"]; a: Analysis }) {
+  const ns = f.gain_at_most_ns;
+  const device = a.devices.find((d) => d.id === f.device);
+  if (device?.active.idle_by_cause_ns[f.kind] === ns)
+    return <CauseTime a={a} cause={f.kind} device={f.device} ns={ns} />;
+  const part = { communication: "communication", exposed_copy: "copy", pageable_copy: "copy" } as const;
+  const name = part[f.kind as keyof typeof part];
+  if (device && name && partsOf(device.active).some(([n, , value]) => n === name && value === ns))
+    return <PartTime device={f.device} start={device.start} ns={device.active.wall_ns} part={name} value={ns} />;
+  if (f.kind === "slow_steps") {
+    const late = a.steps.outliers.filter((o) => o.number > 1); // a first step warms up
+    if (late.reduce((n, o) => n + o.wall_ns - a.steps.p50.wall_ns, 0) === ns)
+      return (
+        <OfSteps made="excess" value={ns} column={`${late.map((o) => o.number).join(",")} wall`}>
+          {duration(ns)}
+        </OfSteps>
+      );
+  }
+  return <span title={exactDuration(ns)}>{duration(ns)}</span>;
+}
+
 function Advice({ a }: { a: Analysis }) {
   if (a.findings.length === 0)
     return <Message>Nothing to improve was found: no cause has 5 % of the active time.</Message>;
@@ -152,9 +191,9 @@ function Advice({ a }: { a: Analysis }) {
           <li key={`${f.device}${f.kind}`} data-kind={f.kind}>
             <p>{f.text}</p>
             {f.gain_at_most_ns > 0 && (
-              <p className={ui.muted} title={`${exactDuration(f.gain_at_most_ns)}: ${f.formula}`}>
-                Without this, at least {duration(f.active_at_least_ns)} of {duration(f.active_ns)} remain (minus{" "}
-                {f.formula}).
+              <p className={ui.muted}>
+                Without this, at least {duration(f.active_at_least_ns)} of {duration(f.active_ns)} remain: minus{" "}
+                <Gain f={f} a={a} />, {f.formula}.
               </p>
             )}
             <p>
@@ -182,8 +221,6 @@ function Advice({ a }: { a: Analysis }) {
 }
 
 function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
-  const session = useSession();
-  const search = useSearch({ from: "/sessions/$session/findings" });
   const p = d.active;
   const share = (ns: number) => (p.wall_ns > 0 ? ns / p.wall_ns : 0);
   const rows = a.causes
@@ -243,22 +280,7 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
               <tr key={c.cause} data-cause={c.cause}>
                 <td>{c.text}</td>
                 <td className={ui.right}>
-                  <Link
-                    to="/sessions/$session/gaps"
-                    params={{ session: session.id }}
-                    search={
-                      {
-                        from: search.from,
-                        to: search.to ?? (a.complete ? undefined : a.to),
-                        cause: c.cause,
-                        device: d.id,
-                      } as never
-                    }
-                    title={exactDuration(c.ns)}
-                    {...num("ns", c.ns)}
-                  >
-                    {duration(c.ns)}
-                  </Link>
+                  <CauseTime a={a} cause={c.cause} device={d.id} ns={c.ns} />
                 </td>
                 <td className={ui.right}>{percent(share(c.ns))}</td>
                 <td className={ui.wide}>

@@ -3,7 +3,7 @@ import { Link, useNavigate, useSearch } from "@tanstack/react-router";
 import { useMemo, useState } from "react";
 import { useGet, useSession } from "../api/hooks";
 import { css, scopeColor, sliceColor } from "../lib/color";
-import { boxes, type Frame, find, flameTree, kernelsOf, sampledStacks } from "../lib/flame";
+import { boxes, type Frame, find, flameTree, kernelsOf, sampledStacks, stackFilter } from "../lib/flame";
 import { count, duration, exactDuration, offset, percent, plural } from "../lib/format";
 import { Badge, Failure, Loading, Message, num, row, SearchBox, Swatch, ui } from "../ui/parts";
 import { useDark } from "../ui/theme";
@@ -100,24 +100,9 @@ export function Flame() {
               </span>
             ) : (
               <>
-                <Link
-                  to="."
-                  replace
-                  search={((o: Record<string, unknown>) => ({ ...o, zoom: over || zoom || undefined })) as never}
-                  title={exactDuration(Math.round(shown.ns))}
-                  {...num("ns", shown.ns)}
-                >
-                  {duration(shown.ns)}
-                </Link>{" "}
-                ·{" "}
-                <Link
-                  to="."
-                  replace
-                  search={((o: Record<string, unknown>) => ({ ...o, zoom: over || zoom || undefined })) as never}
-                  {...num("kernels", shown.count)}
-                >
-                  {plural(Math.round(shown.count), "launch")}
-                </Link>
+                <FrameNumber frame={shown} zoom={over || zoom} interval={interval} made="ns" />
+                {" · "}
+                <FrameNumber frame={shown} zoom={over || zoom} interval={interval} made="kernels" />
               </>
             )}{" "}
             · {percent(root.ns ? shown.ns / root.ns : 0)} of all
@@ -167,14 +152,53 @@ export function Flame() {
   );
 }
 
+interface Interval {
+  from: number | undefined;
+  to: number | undefined;
+}
+
+/** FrameNumber links to the launches of a host function, or to the kernels of another frame, which the table lists. */
+function FrameNumber(p: { frame: Frame; zoom: string; interval: Interval; made: "ns" | "kernels" }) {
+  const { id } = useSession();
+  const { frame: f, made } = p;
+  const text = made === "ns" ? duration(f.ns) : plural(Math.round(f.count), "launch");
+  const title = made === "ns" ? exactDuration(Math.round(f.ns)) : undefined;
+  if (f.kind === "host" && equal(f.ns, f.own.ns)) {
+    return (
+      <Link
+        to="/sessions/$session/launches"
+        params={{ session: id }}
+        search={{ operation: "kernel", ...stackFilter(f), ...p.interval } as never}
+        title={title}
+        {...num(made, Math.round(made === "ns" ? f.ns : f.count))}
+      >
+        {text}
+      </Link>
+    );
+  }
+  return (
+    <Link
+      to="."
+      replace
+      search={((o: Record<string, unknown>) => ({ ...o, zoom: p.zoom || undefined })) as never}
+      title={title}
+      {...num(made, made === "ns" ? f.ns : f.count)}
+    >
+      {text}
+    </Link>
+  );
+}
+
 const maxListed = 200;
 
-/** KernelsOf lists the kernels that a frame is made of. Their launches are known by name and scope, not by host stack. */
-function KernelsOf(props: {
-  frame: Frame;
-  root: Frame;
-  interval: { from: number | undefined; to: number | undefined };
-}) {
+/** equal compares sums of shares of launches, which are not exact. */
+const equal = (a: number, b: number) => Math.abs(a - b) < 0.5;
+
+/**
+ * KernelsOf lists the kernels that a frame is made of. Numbers of a host stack are estimates if a part of the
+ * launches of a kernel has no stack. Then the table has the launches behind them too.
+ */
+function KernelsOf(props: { frame: Frame; root: Frame; interval: Interval }) {
   const { frame, root, interval } = props;
   const { id } = useSession();
   const all = useMemo(() => new Map(kernelsOf(root).map((k) => [`${k.path}|${k.name}`, k])), [root]);
@@ -186,9 +210,7 @@ function KernelsOf(props: {
     rest.ns -= k.ns;
     rest.count -= k.count;
   }
-  // Sums of shares of launches are not exact.
-  const equal = (a: number, b: number) => Math.abs(a - b) < 0.5;
-  const parts = listed.some((k) => !equal(k.ns, all.get(`${k.path}|${k.name}`)?.ns ?? 0));
+  const estimated = frame.stack.length > 0 && listed.some((k) => !equal(k.ns, k.own.ns));
   return (
     <div className={`${ui.card} ${ui.tableScroll}`}>
       <table className={ui.table} aria-label="Kernels of the frame">
@@ -202,28 +224,40 @@ function KernelsOf(props: {
             <th scope="col" className={ui.right}>
               Launches
             </th>
-            {parts && (
-              <th scope="col" className={ui.right} title="Of the same kernel in the same scope">
-                In all stacks
-              </th>
+            {estimated && (
+              <>
+                <th scope="col" className={ui.right} title="The launches whose host stack was recorded">
+                  Recorded here
+                </th>
+                <th
+                  scope="col"
+                  className={ui.right}
+                  title="All launches of the kernel in the scope, also those without a host stack"
+                >
+                  In all stacks
+                </th>
+              </>
             )}
           </tr>
         </thead>
         <tbody>
           {listed.map((k) => {
             const total = all.get(`${k.path}|${k.name}`) ?? k;
-            const launches = (made: "ns" | "rows", text: string) => (
+            const launches = (made: "ns" | "rows", sum: { ns: number; count: number }, filter: object) => (
               <Link
                 to="/sessions/$session/launches"
                 params={{ session: id }}
-                search={{ operation: "kernel", name: k.name, path: k.path, direct: "true", ...interval } as never}
-                title={exactDuration(Math.round(total.ns))}
-                {...num(made, made === "ns" ? Math.round(total.ns) : Math.round(total.count))}
+                search={
+                  { operation: "kernel", name: k.name, path: k.path, direct: "true", ...filter, ...interval } as never
+                }
+                title={exactDuration(Math.round(sum.ns))}
+                {...num(made, Math.round(made === "ns" ? sum.ns : sum.count))}
               >
-                {text}
+                {made === "ns" ? duration(sum.ns) : count(Math.round(sum.count))}
               </Link>
             );
-            const launched = count(Math.round(k.count));
+            const filter = stackFilter(frame);
+            const exact = !frame.stack.length || equal(k.ns, k.own.ns);
             return (
               <tr key={`${k.path}|${k.name}`} {...row({ ns: k.ns, kernels: k.count })}>
                 <td className={ui.name} title={k.name}>
@@ -234,10 +268,15 @@ function KernelsOf(props: {
                   {k.scope.join(" › ")}
                 </td>
                 <td className={ui.right} title={exactDuration(Math.round(k.ns))}>
-                  {parts ? duration(k.ns) : launches("ns", duration(k.ns))}
+                  {exact ? launches("ns", k, filter) : duration(k.ns)}
                 </td>
-                <td className={ui.right}>{parts ? launched : launches("rows", launched)}</td>
-                {parts && <td className={ui.right}>{launches("ns", duration(total.ns))}</td>}
+                <td className={ui.right}>{exact ? launches("rows", k, filter) : count(Math.round(k.count))}</td>
+                {estimated && (
+                  <>
+                    <td className={ui.right}>{launches("ns", k.own, filter)}</td>
+                    <td className={ui.right}>{launches("ns", total, {})}</td>
+                  </>
+                )}
               </tr>
             );
           })}
@@ -247,7 +286,12 @@ function KernelsOf(props: {
               <td />
               <td className={ui.right}>{duration(rest.ns)}</td>
               <td className={ui.right}>{count(Math.round(rest.count))}</td>
-              {parts && <td />}
+              {estimated && (
+                <>
+                  <td />
+                  <td />
+                </>
+              )}
             </tr>
           )}
         </tbody>

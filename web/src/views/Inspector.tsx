@@ -142,7 +142,7 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
             </Link>{" "}
             of this kernel
           </h3>
-          <Histogram buckets={stat.buckets ?? []} mark={op.duration_ns} />
+          <Histogram buckets={stat.buckets ?? []} max={stat.max_ns} mark={op.duration_ns} />
           <span className={ui.muted}>{rank(op.duration_ns, stat)}</span>
         </section>
       )}

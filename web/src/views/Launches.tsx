@@ -8,7 +8,7 @@ import { Badge, Choice, Failure, Loading, Message, row, Swatch, ui } from "../ui
 import { toSpan } from "./Inspector";
 import { WindowBadge } from "./Kernels";
 
-const filters = ["operation", "name", "shape", "lane", "path", "parent", "min_ns", "max_ns"] as const;
+const filters = ["operation", "name", "shape", "lane", "path", "stack", "parent", "min_ns", "max_ns"] as const;
 
 /** filterText describes a filter of the page. */
 function filterText(k: (typeof filters)[number], search: Record<string, unknown>, shape: string | undefined): string {
@@ -18,6 +18,8 @@ function filterText(k: (typeof filters)[number], search: Record<string, unknown>
       return `shape: ${shape ?? value}`;
     case "path":
       return search.direct ? "launched directly in one scope" : "launched in one scope";
+    case "stack":
+      return `${search.stack_exact ? "launched directly in" : "called from"} ${String(search.stack).split("\n").at(-1)}`;
     case "parent":
       return search.below ? "launched in one instance of a scope" : "launched directly in one instance of a scope";
     case "min_ns":

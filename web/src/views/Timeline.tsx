@@ -175,24 +175,31 @@ export function Timeline() {
     [plain, pathData, session.id, dark],
   );
   const total = tracks.reduce((n, x) => Math.max(n, x.top + x.height), 0) + 34;
-  // The URL has the vertical position. It is restored once the tracks are high enough.
+  // The URL has the vertical position. It is restored once the tracks are high enough, also after the browser's
+  // back button.
+  const scrolled = useRef<ReturnType<typeof setTimeout>>(undefined);
   const wanted = useRef(search.y);
+  const writtenY = useRef(search.y);
   useLayoutEffect(() => {
     const el = scroller.current;
+    if (search.y !== writtenY.current) {
+      writtenY.current = search.y;
+      wanted.current = search.y ?? 0;
+      clearTimeout(scrolled.current);
+    }
     if (!el || wanted.current === undefined || total < wanted.current + el.clientHeight) return;
     el.scrollTop = wanted.current;
     wanted.current = undefined;
-  }, [total]);
-  const scrolled = useRef<ReturnType<typeof setTimeout>>(undefined);
+  }, [total, search.y]);
   useEffect(() => () => clearTimeout(scrolled.current), []);
   const onScroll = (top: number) => {
     setScroll(top);
     if (wanted.current !== undefined) return;
     clearTimeout(scrolled.current);
-    scrolled.current = setTimeout(
-      () => navigate({ search: (o) => ({ ...o, y: Math.round(top) || undefined }), replace: true }),
-      200,
-    );
+    scrolled.current = setTimeout(() => {
+      writtenY.current = Math.round(top) || undefined;
+      navigate({ search: (o) => ({ ...o, y: writtenY.current }), replace: true });
+    }, 200);
   };
   const items = useMemo(() => tracks.flatMap((x) => x.items), [tracks]);
   const selected = search.sel ?? "";
