@@ -178,7 +178,8 @@ func TestAccess_EveryRoute(t *testing.T) {
 	expired := p.add("expired", "team-a", time.Now().Add(-time.Hour), apikey.Admin)
 	ingest := p.add("ingest", "team-a", time.Time{}, apikey.Ingest)
 	all := append(routes(t, "session-a"), [][2]string{
-		{"GET", "/api/v3/services"}, {"GET", "/api/v3/traces"}, {"GET", "/api/v1/openapi.yaml"}, {"GET", "/api/v1/none"}, {"GET", "/api/"},
+		{"GET", "/api/v3/services"}, {"GET", "/api/v3/operations"}, {"GET", "/api/v3/traces"}, {"GET", "/api/v3/traces/01"}, {"GET", "/api/v3/trace-summaries"},
+		{"GET", "/api/services"}, {"GET", "/api/services/a/operations"}, {"GET", "/api/traces"}, {"GET", "/api/traces/01"}, {"GET", "/api/v1/openapi.yaml"}, {"GET", "/api/v1/none"}, {"GET", "/api/"},
 		{"PATCH", "/api/v1/sessions/session-a"}, {"POST", "/api/v1/health"},
 	}...)
 	var forAdmins [][2]string
@@ -226,7 +227,8 @@ func TestAccess_OtherProject(t *testing.T) {
 	}
 	_, err := p.store.Session(t.Context(), "team-b", "session-b")
 	require.NoError(t, err)
-	for _, path := range []string{"/api/v1/sessions", "/api/v1/usage?by=session", "/api/v1/traces/01000000000000000000000000000000", "/api/v3/traces/01000000000000000000000000000000"} {
+	for _, path := range []string{"/api/v1/sessions", "/api/v1/usage?by=session", "/api/v1/traces/01000000000000000000000000000000", "/api/v3/traces/01000000000000000000000000000000",
+		"/api/traces/01000000000000000000000000000000", "/api/traces?traceID=01000000000000000000000000000000"} {
 		w := call(p, http.MethodGet, path, "Authorization", "Bearer "+reader)
 		assert.Equal(t, http.StatusOK, w.Code, path)
 		assert.NotContains(t, w.Body.String(), "session-b", path)

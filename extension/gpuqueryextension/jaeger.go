@@ -26,7 +26,9 @@ import (
 
 const (
 	// maxTraceOps is the number of operations of a trace. Jaeger's UI cannot show more.
-	maxTraceOps    = 10_000
+	maxTraceOps = 10_000
+	// maxSearchSpans ends the list of a search's traces.
+	maxSearchSpans = 100_000
 	jaegerSessions = 20
 	jaegerSpans    = 20_000
 )
@@ -35,6 +37,11 @@ func (s *server) jaegerServices(ctx context.Context, r *request) (any, error) {
 	if err := r.check(); err != nil {
 		return nil, err
 	}
+	names, err := s.serviceNames(ctx, r)
+	return map[string]any{"services": names}, err
+}
+
+func (s *server) serviceNames(ctx context.Context, r *request) ([]string, error) {
 	list, err := s.store.Sessions(ctx, store.SessionQuery{Project: r.project, Limit: 1000})
 	if err != nil {
 		return nil, err
@@ -45,7 +52,7 @@ func (s *server) jaegerServices(ctx context.Context, r *request) (any, error) {
 			names[list[i].Service] = true
 		}
 	}
-	return map[string]any{"services": all(slices.Sorted(maps.Keys(names)))}, nil
+	return all(slices.Sorted(maps.Keys(names))), nil
 }
 
 type jaegerOperation struct {
@@ -61,6 +68,12 @@ func (s *server) jaegerOperations(ctx context.Context, r *request) (any, error) 
 	if err := r.check(); err != nil {
 		return nil, err
 	}
+	list, err := s.serviceOperations(ctx, r, service, kind)
+	return map[string]any{"operations": list}, err
+}
+
+// serviceOperations returns the operations of a kind, or of all kinds for "".
+func (s *server) serviceOperations(ctx context.Context, r *request, service, kind string) ([]jaegerOperation, error) {
 	found := map[jaegerOperation]bool{}
 	err := s.eachSession(ctx, r, store.SessionQuery{Service: service}, func(session string) (bool, error) {
 		spans, err := s.store.Spans(ctx, store.SpanQuery{Project: r.project, Session: session, Limit: jaegerSpans})
@@ -78,7 +91,7 @@ func (s *server) jaegerOperations(ctx context.Context, r *request) (any, error) 
 	list := slices.SortedFunc(maps.Keys(found), func(a, b jaegerOperation) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.SpanKind, b.SpanKind))
 	})
-	return map[string]any{"operations": all(list)}, nil
+	return all(list), nil
 }
 
 // eachSession calls f for the newest sessions until it returns false.
@@ -125,52 +138,78 @@ func (r *request) duration(name string) int64 {
 	return int64(d)
 }
 
-// found is a trace that matches a search.
+// foundTrace is a trace that matches a search.
 type foundTrace struct {
 	id    store.TraceID
 	start int64
 }
 
+// traceSearch has the parameters of a search. Of the query it uses all but the session.
+type traceSearch struct {
+	service string
+	query   store.SpanQuery
+	// longest is the longest duration in nanoseconds, or 0 for any.
+	longest int64
+	// most is the number of traces.
+	most int
+}
+
+// interval sets the times to those of two parameters, which read reads.
+func (x *traceSearch) interval(r *request, read func(string) int64, start, end string) {
+	x.query.From, x.query.To = read(start), read(end)
+	if x.query.To != 0 && x.query.To <= x.query.From {
+		r.fail(end, "must be above %s", start)
+	}
+}
+
 func (s *server) jaegerSearch(ctx context.Context, r *request) ([]foundTrace, error) {
-	service := r.text("query.service_name", 1000)
-	if service == "" {
+	x := traceSearch{service: r.text("query.service_name", 1000)}
+	if x.service == "" {
 		r.fail("query.service_name", "is required")
 	}
-	q := store.SpanQuery{Project: r.project, Name: r.text("query.operation_name", 10_000), Limit: jaegerSpans}
+	x.query.Name = r.text("query.operation_name", 10_000)
 	if name := r.text("query.span_name", 10_000); name != "" { // as newer versions of the UI send it
-		q.Name = name
+		x.query.Name = name
 	}
-	q.From, q.To = r.rfc3339("query.start_time_min"), r.rfc3339("query.start_time_max")
-	if q.To != 0 && q.To <= q.From {
-		r.fail("query.start_time_max", "must be above query.start_time_min")
-	}
-	q.MinNs = r.duration("query.duration_min")
-	longest := r.duration("query.duration_max")
-	most := int(r.integer("query.num_traces", 20, 1, 1000))
+	x.interval(r, r.rfc3339, "query.start_time_min", "query.start_time_max")
+	x.query.MinNs = r.duration("query.duration_min")
+	x.longest = r.duration("query.duration_max")
+	x.most = int(r.integer("query.num_traces", 20, 1, 1000))
 	if _, ok := r.values["query.search_depth"]; ok {
-		most = int(r.integer("query.search_depth", 20, 1, 1000))
+		x.most = int(r.integer("query.search_depth", 20, 1, 1000))
 	}
-	if v := r.text("query.attributes", 10_000); v != "" && v != "{}" {
-		r.fail("query.attributes", "is not supported")
-	}
+	r.noAttributes("query.attributes")
 	r.boolean("query.raw_traces")
 	if err := r.check(); err != nil {
 		return nil, err
 	}
+	return s.findTraces(ctx, r, &x)
+}
+
+func (r *request) noAttributes(name string) {
+	if v := r.text(name, 10_000); v != "" && v != "{}" {
+		r.fail(name, "is not supported")
+	}
+}
+
+// findTraces returns the newest traces first.
+func (s *server) findTraces(ctx context.Context, r *request, x *traceSearch) ([]foundTrace, error) {
+	q := x.query
+	q.Project, q.Limit = r.project, jaegerSpans
 	traces := map[store.TraceID]int64{}
-	err := s.eachSession(ctx, r, store.SessionQuery{Service: service, From: q.From, To: q.To}, func(session string) (bool, error) {
+	err := s.eachSession(ctx, r, store.SessionQuery{Service: x.service, From: q.From, To: q.To}, func(session string) (bool, error) {
 		q.Session = session
 		spans, err := s.store.Spans(ctx, q)
 		for i := range spans {
 			p := &spans[i]
-			if p.Trace == (store.TraceID{}) || longest != 0 && p.EndNs-p.StartNs > longest {
+			if p.Trace == (store.TraceID{}) || x.longest != 0 && p.EndNs-p.StartNs > x.longest {
 				continue
 			}
 			if start, ok := traces[p.Trace]; !ok || p.StartNs < start {
 				traces[p.Trace] = p.StartNs
 			}
 		}
-		return len(traces) < most, err
+		return len(traces) < x.most, err
 	})
 	if err != nil {
 		return nil, err
@@ -182,7 +221,7 @@ func (s *server) jaegerSearch(ctx context.Context, r *request) ([]foundTrace, er
 	slices.SortFunc(list, func(a, b foundTrace) int {
 		return cmp.Or(cmp.Compare(b.start, a.start), slices.Compare(a.id[:], b.id[:]))
 	})
-	return list[:min(len(list), most)], nil
+	return list[:min(len(list), x.most)], nil
 }
 
 func (s *server) jaegerTraces(ctx context.Context, r *request) (any, error) {
@@ -194,6 +233,9 @@ func (s *server) jaegerTraces(ctx context.Context, r *request) (any, error) {
 	for _, t := range list {
 		if err := s.appendTrace(ctx, r, t.id, td); err != nil {
 			return nil, err
+		}
+		if td.SpanCount() >= s.searchSpans {
+			break
 		}
 	}
 	return resultOf(td)
@@ -288,23 +330,35 @@ func summarize(id string, td ptrace.Traces) *jaegerSummary {
 }
 
 func (s *server) jaegerTrace(ctx context.Context, r *request) (any, error) {
-	v := r.PathValue("trace")
-	// Jaeger's UI leaves out leading zeros.
-	id := r.traceOf("trace_id", strings.Repeat("0", max(32-len(v), 0))+v)
+	id := r.jaegerTraceID("trace_id", r.PathValue("trace"))
 	r.rfc3339("start_time")
 	r.rfc3339("end_time")
 	r.boolean("raw_traces")
 	if err := r.check(); err != nil {
 		return nil, err
 	}
-	td := ptrace.NewTraces()
-	if err := s.appendTrace(ctx, r, id, td); err != nil {
+	td, err := s.traceByID(ctx, r, id)
+	if err != nil {
 		return nil, err
 	}
-	if td.SpanCount() == 0 {
-		return nil, notFound("the trace %s does not exist", hex.EncodeToString(id[:]))
-	}
 	return resultOf(td)
+}
+
+// jaegerTraceID reads an id as Jaeger's UI writes it: without leading zeros.
+func (r *request) jaegerTraceID(name, v string) store.TraceID {
+	return r.traceOf(name, strings.Repeat("0", max(32-len(v), 0))+v)
+}
+
+// traceByID returns a trace, or an error that unwraps to status 404.
+func (s *server) traceByID(ctx context.Context, r *request, id store.TraceID) (ptrace.Traces, error) {
+	td := ptrace.NewTraces()
+	if err := s.appendTrace(ctx, r, id, td); err != nil {
+		return td, err
+	}
+	if td.SpanCount() == 0 {
+		return td, notFound("the trace %s does not exist", hex.EncodeToString(id[:]))
+	}
+	return td, nil
 }
 
 func resultOf(td ptrace.Traces) (any, error) {

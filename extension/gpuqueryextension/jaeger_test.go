@@ -4,7 +4,10 @@ package gpuqueryextension
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
+	"net/url"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -89,4 +92,76 @@ func TestJaeger_Requests(t *testing.T) {
 		assert.Equal(t, http.StatusBadRequest, call(s, http.MethodGet, target).Code, target)
 	}
 	assert.Equal(t, http.StatusNotFound, call(s, http.MethodGet, "/api/v3/traces/1").Code)
+}
+
+// jaegerRoutes are all routes of Jaeger's UI with their parameters and a path that is valid.
+var jaegerRoutes = []struct {
+	path       string
+	parameters []string
+}{
+	{"/api/v3/services", nil},
+	{"/api/v3/operations?service=a", []string{"service", "span_kind"}},
+	{"/api/v3/traces?query.service_name=a", []string{
+		"query.service_name", "query.operation_name", "query.span_name", "query.start_time_min", "query.start_time_max", "query.duration_min",
+		"query.duration_max", "query.num_traces", "query.search_depth", "query.attributes", "query.raw_traces",
+	}},
+	{"/api/v3/trace-summaries?query.service_name=a", []string{"query.service_name", "query.num_traces", "query.attributes"}},
+	{"/api/v3/traces/1?", []string{"start_time", "end_time", "raw_traces"}},
+	{"/api/services", nil},
+	{"/api/services/a/operations", nil},
+	{"/api/traces?service=a", []string{"service", "operation", "start", "end", "minDuration", "maxDuration", "limit", "tags", "lookback", "raw", "traceID"}},
+	{"/api/traces?traceID=1", []string{"traceID"}},
+	{"/api/traces/1", []string{"start", "end", "raw"}},
+}
+
+func TestJaeger_InvalidParameters(t *testing.T) {
+	s := newServer(storetest.NewMemory(), options{loopback: true, logger: zap.NewNop()})
+	for _, route := range jaegerRoutes {
+		path, query, _ := strings.Cut(route.path, "?")
+		valid, err := url.ParseQuery(query)
+		require.NoError(t, err)
+		for _, name := range append(route.parameters, "unknown") {
+			values := maps.Clone(valid)
+			values[name] = []string{"\xff"}
+			w := call(s, http.MethodGet, path+"?"+values.Encode())
+			assert.Equal(t, http.StatusBadRequest, w.Code, "%s %s", route.path, name)
+			var answer struct{ Error string }
+			require.NoError(t, json.Unmarshal(w.Body.Bytes(), &answer))
+			assert.Contains(t, answer.Error, "parameter ")
+			assert.Contains(t, answer.Error, name)
+		}
+		assert.Equal(t, http.StatusMethodNotAllowed, call(s, http.MethodPost, path).Code, path)
+	}
+	for target, message := range map[string]string{
+		"/api/traces":                                     "parameter service: is required",
+		"/api/traces?service=a&limit=1001":                "parameter limit: must be an integer from 1 to 1000",
+		"/api/traces?service=a&start=2&end=2":             "parameter end: must be above start",
+		"/api/traces?service=a&start=-1":                  "parameter start: must be Unix microseconds from 0 to 4611686018427387",
+		"/api/traces?service=a&minDuration=1":             "parameter minDuration: must be a duration such as 1.5ms",
+		`/api/traces?service=a&tags={"error":"1"}`:        "parameter tags: is not supported",
+		"/api/traces?service=a&service=b":                 "parameter service: must be given once",
+		"/api/traces/x":                                   "parameter trace_id: must be 32 lower-case hexadecimal digits",
+		"/api/traces/0":                                   "parameter trace_id: must not be zero",
+		"/api/services/%ff/operations":                    "parameter service: must be valid UTF-8 of at most 1000 bytes",
+		"/api/traces?" + strings.Repeat("traceID=1&", 11): "parameter traceID: must be given at most 10 times",
+	} {
+		w := call(s, http.MethodGet, strings.ReplaceAll(target, `"`, "%22"))
+		assert.Equal(t, http.StatusBadRequest, w.Code, target)
+		assert.JSONEq(t, `{"error":"`+message+`"}`, w.Body.String(), target)
+	}
+	w := call(s, http.MethodGet, "/api/traces/1")
+	assert.Equal(t, http.StatusNotFound, w.Code)
+	assert.JSONEq(t, `{"error":"the trace 00000000000000000000000000000001 does not exist"}`, w.Body.String())
+}
+
+// TestJaeger_SearchIsBounded expects the newest traces up to the one that reaches the limit.
+func TestJaeger_SearchIsBounded(t *testing.T) {
+	m := storetest.NewMemory()
+	loadRecording(t, m, "httpserver")
+	s := newServer(m, options{loopback: true, logger: zap.NewNop()})
+	whole := get[legacyTraces](t, s, "/api/traces?service=httpserver&limit=5").Data
+	require.Len(t, whole, 5)
+	s.searchSpans = len(whole[0].Spans) + 1
+	assert.Equal(t, whole[:2], get[legacyTraces](t, s, "/api/traces?service=httpserver&limit=5").Data)
+	assert.Equal(t, len(whole[0].Spans)+len(whole[1].Spans), traces(t, s, "/api/v3/traces?query.service_name=httpserver&query.num_traces=5").SpanCount())
 }

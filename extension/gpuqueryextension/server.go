@@ -59,12 +59,13 @@ type server struct {
 	// These bound the exports, imports, SQL statements and analyses in progress.
 	exporting, importing, querying, analysing chan struct{}
 	now                                       func() time.Time
-	// stackKernels is the constant of this name, less in tests.
+	// These are the constants of these names, less in tests.
 	stackKernels int64
+	searchSpans  int
 }
 
 func newServer(b store.Backend, o options) *server {
-	s := &server{options: o, store: b, running: make(chan struct{}, maxConcurrent), now: time.Now, stackKernels: stackKernels,
+	s := &server{options: o, store: b, running: make(chan struct{}, maxConcurrent), now: time.Now, stackKernels: stackKernels, searchSpans: maxSearchSpans,
 		exporting: make(chan struct{}, maxExports), importing: make(chan struct{}, maxImports), querying: make(chan struct{}, maxStatements),
 		analysing: make(chan struct{}, maxAnalyses)}
 	s.access = access{authenticator: o.auth, audit: audit.New(o.logger, time.Now), logins: newLogins(time.Now)}
@@ -111,13 +112,17 @@ func newServer(b store.Backend, o options) *server {
 	session("/series", s.series)
 	session("/series/{key}", s.points)
 	jaeger := func(pattern string, h func(context.Context, *request) (any, error)) {
-		mux.Handle("GET /api/v3/"+pattern, s.handler(h, http.StatusOK))
+		mux.Handle("GET /api/"+pattern, s.handler(h, http.StatusOK))
 	}
-	jaeger("services", s.jaegerServices)
-	jaeger("operations", s.jaegerOperations)
-	jaeger("traces", s.jaegerTraces)
-	jaeger("traces/{trace}", s.jaegerTrace)
-	jaeger("trace-summaries", s.jaegerSummaries)
+	jaeger("v3/services", s.jaegerServices)
+	jaeger("v3/operations", s.jaegerOperations)
+	jaeger("v3/traces", s.jaegerTraces)
+	jaeger("v3/traces/{trace}", s.jaegerTrace)
+	jaeger("v3/trace-summaries", s.jaegerSummaries)
+	jaeger("services", s.legacyServices)
+	jaeger("services/{service}/operations", s.legacyOperations)
+	jaeger("traces", s.legacyTraces)
+	jaeger("traces/{trace}", s.legacyTrace)
 	change("PUT /api/v1/sessions/{session}/pin", s.pin(true), http.StatusNoContent)
 	change("DELETE /api/v1/sessions/{session}/pin", s.pin(false), http.StatusNoContent)
 	change("DELETE /api/v1/sessions/{session}", s.delete, http.StatusNoContent)

@@ -198,18 +198,20 @@ function Advice({ a }: { a: Analysis }) {
             )}
             <p>
               {f.kind === "slow_steps"
-                ? a.steps.outliers.slice(0, 5).map((o) => (
+                ? a.steps.outliers.slice(0, 5).map((o, i) => (
                     <span key={o.number}>
+                      {i > 0 && " · "}
                       <Show start={o.start} ns={o.wall_ns} path>
                         {o.name}
-                      </Show>{" "}
+                      </Show>
                     </span>
                   ))
-                : f.evidence.map((e) => (
+                : f.evidence.map((e, i) => (
                     <span key={e.span}>
+                      {i > 0 && " · "}
                       <Show start={e.start} ns={1} span={e.span}>
                         {`${e.name || e.span} at ${offset(e.start, 1000)}`}
-                      </Show>{" "}
+                      </Show>
                     </span>
                   ))}
             </p>

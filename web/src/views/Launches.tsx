@@ -157,7 +157,7 @@ export function Launches() {
                   <td className={ui.right}>
                     {r.queue_ns === undefined ? <span className={ui.muted}>unknown</span> : duration(r.queue_ns)}
                   </td>
-                  <td className={ui.mono}>
+                  <td className={`${ui.mono} ${ui.nowrap}`}>
                     {r.bytes !== undefined
                       ? bytes(r.bytes)
                       : shape?.grid

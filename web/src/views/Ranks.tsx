@@ -124,11 +124,12 @@ function Advice({ a }: { a: Answer }) {
                 Gain at most {duration(f.gain_at_most_ns)}: {f.formula}.
               </p>
               <p>
-                {r.cause?.evidence.map((e) => (
+                {r.cause?.evidence.map((e, i) => (
                   <span key={e.span}>
+                    {i > 0 && " · "}
                     <Show r={r} span={e.span} start={e.start} ns={1}>
                       {`${e.name || e.span} at ${offset(e.start, 1000)}`}
-                    </Show>{" "}
+                    </Show>
                   </span>
                 ))}
               </p>

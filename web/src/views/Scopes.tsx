@@ -103,7 +103,7 @@ export function Scopes() {
           <tbody>
             {rows.map((n) => (
               <tr key={n.path} data-selected={n.path === search.path}>
-                <td>
+                <td style={{ minWidth: 140 }}>
                   <span
                     style={{ paddingLeft: Math.max(0, n.depth) * 16, display: "inline-flex", alignItems: "center" }}
                   >

@@ -187,7 +187,7 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
           {compact(kernels)}
         </Link>
       </td>
-      <td title={`${exactDuration(s.kernel_ns)}. Kernels that overlap each count in full.`}>
+      <td className={ui.nowrap} title={`${exactDuration(s.kernel_ns)}. Kernels that overlap each count in full.`}>
         <Link
           to="/sessions/$session/launches"
           params={{ session: s.id }}

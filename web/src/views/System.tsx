@@ -101,11 +101,13 @@ export function System() {
       <div className={ui.row}>
         <h1>System</h1>
         <span className={ui.muted}>drag in a chart to zoom</span>
-        {moves.map(([name, sign, v]) => (
-          <Link key={name} to="." replace search={v as never} className={ui.button} aria-label={name}>
-            {sign}
-          </Link>
-        ))}
+        <span className={`${ui.row} ${ui.nowrap}`}>
+          {moves.map(([name, sign, v]) => (
+            <Link key={name} to="." replace search={v as never} className={ui.button} aria-label={name}>
+              {sign}
+            </Link>
+          ))}
+        </span>
         <WindowBadge from={search.from} to={search.to} />
         <span className={ui.spacer} />
         <Link
