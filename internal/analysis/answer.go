@@ -82,6 +82,7 @@ type AnswerDevice struct {
 
 // AnswerSmall is a [SmallKernel]. Waves, Occupancy and Limiter are nil if they are unknown.
 type AnswerSmall struct {
+	Shape     uint32    `json:"shape"`
 	Name      string    `json:"name"`
 	Grid      []int64   `json:"grid"`
 	Block     []int64   `json:"block"`
@@ -222,7 +223,7 @@ func (b answerBase) device(d *Device) AnswerDevice {
 	for i := range d.Small {
 		x := &d.Small[i]
 		a.Small[i] = AnswerSmall{
-			Name: x.Name, Grid: append([]int64{}, x.Grid...), Block: append([]int64{}, x.Block...), Count: x.Count, Ns: x.Ns, LostNs: x.LostNs, Fill: x.Fill,
+			Shape: x.Shape, Name: x.Name, Grid: append([]int64{}, x.Grid...), Block: append([]int64{}, x.Block...), Count: x.Count, Ns: x.Ns, LostNs: x.LostNs, Fill: x.Fill,
 			Waves: known(&x.Waves), Occupancy: known(&x.Occupancy), Limiter: x.Limiter, Longest: b.ref(x.Longest),
 		}
 	}

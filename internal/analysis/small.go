@@ -13,6 +13,8 @@ import (
 
 // SmallKernel is the kernels of a shape whose grid does not fill the device.
 type SmallKernel struct {
+	// Shape is the id of the shape in the store that was read.
+	Shape       uint32
 	Name        string
 	Grid, Block []int64
 	// Fill is the grid fill, from 0 to 0.5: see gridFill.
@@ -116,10 +118,11 @@ type smallSums struct{ count, ns, lostNs int64 }
 // smallKernels returns the small kernels with the most lost time, and the sums of all.
 func (t *tally) smallKernels() (list []SmallKernel, all smallSums) {
 	list = []SmallKernel{}
-	for _, x := range t.small {
+	for shape, x := range t.small {
 		if x == nil {
 			continue
 		}
+		x.Shape = shape
 		x.LostNs = int64(float64(x.Ns) * (1 - x.Fill))
 		all.count += x.Count
 		all.ns += x.Ns

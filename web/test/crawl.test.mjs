@@ -17,6 +17,7 @@ const recordings = {
   pytorch: ["../examples/recordings/pytorch.otlp.jsonl.gz", 4859],
   balanced: ["../test/gpu/causes/recordings/balanced.otlp.jsonl.gz", 458],
   slow_layer: ["../test/gpu/causes/recordings/slow_layer.otlp.jsonl.gz", 464],
+  tiny: ["../test/gpu/causes/recordings/tiny.otlp.jsonl.gz", 4519],
   // Two ranks of one run.
   "rank 0": ["../test/gpu/ranks/recordings/nccl-host-0.otlp.jsonl.gz", 2786],
   "rank 1": ["../test/gpu/ranks/recordings/nccl-host-1.otlp.jsonl.gz", 2786],
@@ -198,6 +199,8 @@ const views = {
   findings: () => `${of("slow_layer")}/findings`,
   "findings of a rank": () => `${of("unknown_service:python3.12")}/findings`,
   "findings without steps by scope": () => `${of("minigpt")}/findings`,
+  "findings of a launch-bound program": () => `${of("tiny")}/findings`,
+  "findings with small kernels": () => `${of("pytorch")}/findings`,
   "findings of an interval": () => `${of("pytorch")}/findings?from=2800000000&to=3760000000`,
   steps: () => `${of("pytorch")}/findings?list=steps`,
   "gaps of a cause": async () => {
@@ -277,6 +280,10 @@ const unlinked = new Map(
       "Sessions: Started",
       "Slow steps: Number",
       "Slow steps: Start",
+      "Small kernels: Grid, block",
+      "Small kernels: Grid fill",
+      "Small kernels: Occupancy",
+      "Small kernels: Waves",
     ],
     "it is the difference or the ratio of numbers that its row or table links": [
       "Critical path by kind: Share",
@@ -286,7 +293,16 @@ const unlinked = new Map(
       "Idle time by cause: Of active",
       "Kernels: Share",
       "Scopes: Share",
+      "Small kernels: Lost",
       "Usage: Share",
+    ],
+    "it is the part of the active time of a device, or of its launches, that belongs to a scope: no list has it": [
+      "Limits of scopes: Device time",
+      "Limits of scopes: Idle",
+      "Limits of scopes: Idle by cause",
+      "Limits of scopes: Late launches",
+      "Limits of scopes: Queue p50",
+      "Limits of scopes: Share",
     ],
     "it is the result of a test or of the alignment of clocks, of which its title or its head has the formula": [
       "Differences: Result",
@@ -359,4 +375,62 @@ describe("every number is made of the rows that it links to", () => {
       await close(page);
     });
   }
+});
+
+describe("what limits scopes and launches", () => {
+  const cells = (table) =>
+    table.locator("tbody tr").evaluateAll((rows) => rows.map((r) => [...r.cells].map((c) => c.innerText.trim())));
+
+  test("of a launch-bound program", async () => {
+    const page = await open(`${of("tiny")}/findings`);
+    assert.deepEqual(await cells(page.getByRole("table", { name: "Limits of scopes" })), [
+      ["step", "launch", "44.3 ms", "100 %", "", "91 %", "launch 74 %, latency 17 %", "100 %", "2.11 µs"],
+    ]);
+    assert.equal(
+      await page.getByTestId("launches").innerText(),
+      "Launches: one every 10.5 µs (median). A call takes 5.76 µs, and at the 10th percentile 4.22 µs, with recording.",
+    );
+    assert.deepEqual(await cells(page.getByRole("table", { name: "Small kernels" })), [
+      [
+        "vectorized_elementwise_kernel",
+        "1 × 1 × 1 128 × 1 × 1",
+        "4,500",
+        "4.97 ms",
+        "4.96 ms",
+        "< 0.1 %",
+        "< 0.001",
+        "100 % warps, registers",
+      ],
+    ]);
+    const late = page.getByRole("table", { name: "Limits of scopes" }).getByTitle("3,750 of 3,750 launches");
+    assert.equal(await late.count(), 1);
+    await close(page);
+  });
+
+  test("of a program that the device limits: few launches are late, and no kernel is too small", async () => {
+    const page = await open(`${of("slow_layer")}/findings`);
+    const table = page.getByRole("table", { name: "Limits of scopes" });
+    assert.deepEqual(await cells(table), [
+      ["step", "device", "84.7 ms", "100 %", "", "1.6 %", "latency 1.6 %", "0.2 %", "29.9 ms"],
+    ]);
+    assert.equal(await table.getByTitle("2 of 804 launches").count(), 1);
+    assert.equal(await page.getByRole("table", { name: "Small kernels" }).count(), 0);
+    await close(page);
+  });
+
+  test("scopes sum to the active time, and each opens its instances", async () => {
+    const { devices } = await api(`${of("pytorch")}/analysis`);
+    const { scopes } = await api(`${of("pytorch")}/analysis/scopes`);
+    const active = devices[0].active;
+    const top = scopes.filter((x) => x.path.length < 2);
+    assert.equal(sum(top, "wall_ns"), active.wall_ns - (active.idle_by_cause_ns.nothing_queued ?? 0));
+    const page = await open(`${of("pytorch")}/findings`);
+    const table = page.getByRole("table", { name: "Limits of scopes" });
+    const names = (await cells(table)).map(([name]) => name);
+    assert.deepEqual(names, ["step", "forward", "backward", "optimizer"]);
+    await page.getByText(`${scopes.length - names.length} scopes with less time`).waitFor();
+    await table.getByRole("link", { name: "backward" }).click();
+    await page.getByRole("region", { name: "Instances" }).getByRole("heading", { name: "step › backward" }).waitFor();
+    await close(page);
+  });
 });

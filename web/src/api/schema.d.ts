@@ -1445,6 +1445,8 @@ export interface components {
         };
         /** @description Kernels of a shape with a grid fill below 0.5 */
         SmallKernel: {
+            /** @description As in listOperations. A report gives its shapes own numbers */
+            shape: components["schemas"]["ID"];
             name: string;
             grid: number[];
             block: number[];

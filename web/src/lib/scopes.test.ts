@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 import { expect, test } from "vitest";
-import { byKernelTime } from "./scopes";
+import { byKernelTime, scopeSearch } from "./scopes";
 
 const node = (path: number, parent: number, kernel_ns: number) => ({ path, parent, total: { kernel_ns } });
 
@@ -12,4 +12,26 @@ test("children with the largest kernel time come first, with what is below them"
 test("equal kernel times keep their order, and no nodes give none", () => {
   expect(byKernelTime([node(0, 0, 4), node(2, 0, 2), node(1, 0, 2)]).map((n) => n.path)).toEqual([0, 2, 1]);
   expect(byKernelTime([])).toEqual([]);
+});
+
+test("a path of names without numbers finds its scope, several ones by name", () => {
+  const named = (path: number, parent: number, name: string) => ({ path, parent, name });
+  const tree = [
+    named(0, 0, ""),
+    named(1, 0, "step *"),
+    named(2, 1, "layer 1"),
+    named(3, 1, "layer 2"),
+    named(4, 1, "forward"),
+    named(5, 0, "forward"),
+    named(6, 0, "block * of 3"),
+    named(7, 0, "7"),
+  ];
+  expect(scopeSearch(tree, ["step"])).toEqual({ path: 1 });
+  expect(scopeSearch(tree, ["step", "forward"])).toEqual({ path: 4 });
+  expect(scopeSearch(tree, ["forward"])).toEqual({ path: 5 });
+  expect(scopeSearch(tree, ["step", "layer"])).toEqual({ q: "layer" });
+  expect(scopeSearch(tree, ["block 12 of"])).toEqual({ path: 6 });
+  expect(scopeSearch(tree, ["7"])).toEqual({ path: 7 });
+  expect(scopeSearch(tree, ["layer"])).toBeUndefined();
+  expect(scopeSearch(tree, [])).toBeUndefined();
 });

@@ -7,19 +7,11 @@ import { count, duration, exactDuration, offset, percent, plural } from "../lib/
 import { Badge, Bar, Failure, Loading, type Made, Message, num, row, ui } from "../ui/parts";
 import { toSpan } from "./Inspector";
 import { WindowBadge } from "./Kernels";
+import { boundText, boundTone, LaunchRate, lanesOf, ScopeLimits, SmallKernels } from "./Limits";
 
 type Analysis = Schemas["Analysis"];
 type Device = Schemas["AnalysedDevice"];
 type Values = Schemas["StepValues"];
-
-const bounds: Record<Schemas["Bound"], string> = {
-  device: "limited by the device",
-  launch: "launch-bound: limited by launches",
-  host: "limited by the host",
-  communication: "limited by communication, or waits for other ranks",
-  dependency: "limited by dependencies",
-  unknown: "limit unknown",
-};
 
 /** Findings says why a session was slow: idle time by cause, steps with outliers, and advice. */
 export function Findings() {
@@ -68,6 +60,7 @@ export function Findings() {
               <DevicePanel key={d.id} d={d} a={a} />
             ))}
             <StepsPanel a={a} />
+            <ScopeLimits a={a} />
           </>
         )
       )}
@@ -126,11 +119,8 @@ function PartTime(props: { device: string; start: number; ns: number; part: Part
   const { device, start, ns, part, value } = props;
   const session = useSession();
   const text = props.text ?? duration(value);
-  const lanes = session.overview.lanes.filter((l) => l.class !== "host");
-  const own = lanes.filter((l) => (l.device ?? "") === device).map((l) => l.id);
-  const filter = own.length === lanes.length ? undefined : own.join(",");
-  // The filter of a page has at most 500 characters. Some 100 streams of one device need more.
-  if (filter !== undefined && filter.length > 500) return <span title={exactDuration(value)}>{text}</span>;
+  const filter = lanesOf(session, device);
+  if (filter === null) return <span title={exactDuration(value)}>{text}</span>;
   return (
     <Link
       to="/sessions/$session/launches"
@@ -250,9 +240,7 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
         <h2>
           Device {d.index ?? d.id.slice(0, 16)} {d.model && <span className={ui.muted}>{d.model}</span>}
         </h2>
-        <Badge tone={d.bound === "device" ? "good" : d.bound === "unknown" ? undefined : "warn"}>
-          {bounds[d.bound]}
-        </Badge>
+        <Badge tone={boundTone(d.bound)}>{boundText(d.bound)}</Badge>
         {partsOf(p).map(([part, name, ns]) => (
           <span key={name}>
             {name}{" "}
@@ -271,6 +259,7 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
             : "from the first kernel to the end of the work"}
         </span>
       </div>
+      <LaunchRate d={d} />
       <div className={`${ui.card} ${ui.tableScroll}`}>
         <table className={ui.table} aria-label="Idle time by cause">
           <thead>
@@ -324,6 +313,7 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
           </tbody>
         </table>
       </div>
+      <SmallKernels d={d} />
     </>
   );
 }
@@ -361,7 +351,7 @@ function StepsPanel({ a }: { a: Analysis }) {
         </h2>
         {s.typical && (
           <>
-            <Badge title="What limits the typical step">{bounds[s.typical.bound]}</Badge>
+            <Badge title="What limits the typical step">{boundText(s.typical.bound)}</Badge>
             <Show start={s.typical.start} ns={s.typical.wall_ns} path>
               critical path of the typical step
             </Show>
@@ -432,7 +422,7 @@ function StepsPanel({ a }: { a: Analysis }) {
                   </Show>
                 </td>
                 <td className={ui.nowrap}>{offset(o.start, 1000)}</td>
-                <td className={ui.nowrap}>{bounds[o.bound]}</td>
+                <td className={ui.nowrap}>{boundText(o.bound)}</td>
                 <td>
                   <Differs o={o} a={a} />
                 </td>
@@ -511,7 +501,7 @@ function StepList({ a }: { a: Analysis }) {
                     <PartTime device={s.device} start={o.start} ns={o.wall_ns} part={part} value={ns} />
                   </td>
                 ))}
-                <td className={ui.nowrap}>{bounds[o.bound]}</td>
+                <td className={ui.nowrap}>{boundText(o.bound)}</td>
               </tr>
             ))}
           </tbody>
