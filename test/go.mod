@@ -233,6 +233,7 @@ replace github.com/gpuflight/gpuflight/extension/storage/filestorageextension =>
 replace github.com/gpuflight/gpuflight/internal/store/duckstore => ../internal/store/duckstore
 
 require (
+	github.com/google/pprof v0.0.0-20260604005048-7023385849c0
 	github.com/gpuflight/gpuflight/internal/store/clickstore v0.0.0
 	github.com/gpuflight/gpuflight/internal/store/duckstore v0.0.0-00010101000000-000000000000
 	github.com/modelcontextprotocol/go-sdk v1.8.0
@@ -241,7 +242,6 @@ require (
 
 require (
 	github.com/google/jsonschema-go v0.4.3 // indirect
-	github.com/google/pprof v0.0.0-20260604005048-7023385849c0 // indirect
 	github.com/segmentio/encoding v0.5.4 // indirect
 	github.com/yosida95/uritemplate/v3 v3.0.2 // indirect
 	golang.org/x/time v0.15.0 // indirect

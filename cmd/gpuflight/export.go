@@ -27,11 +27,12 @@ Collector, given by its id or the beginning of it, or a recording: a file or fol
 opens. For a recording, the command starts the Collector beside gpuflight or on PATH for a moment.
 
 Formats:
-  perfetto   a trace for https://ui.perfetto.dev
-  chrome     JSON for Chrome's trace viewer and tools for PyTorch's traces
-  parquet    a table: operations, spans, samples, logs or points
-  pprof      a profile for go tool pprof: host stack, scopes, kernel
-  session    a file that gpuflight view opens and gpuflight sessions import adds
+  perfetto       a trace for https://ui.perfetto.dev
+  chrome         JSON for Chrome's trace viewer and tools for PyTorch's traces
+  parquet        a table: operations, spans, samples, logs or points
+  pprof          a profile for go tool pprof: host stack, scopes, kernel
+  otlp-profiles  the same as OpenTelemetry profiles, for a Collector's otlp_json_file receiver
+  session        a file that gpuflight view opens and gpuflight sessions import adds
 
 Usage:
   gpuflight export --format FORMAT [flags] SESSION|FILE|FOLDER
@@ -45,13 +46,13 @@ Flags:
 `
 
 // suffixes are the names of files by format.
-var suffixes = map[string]string{"perfetto": ".pftrace", "chrome": ".trace.json", "parquet": ".parquet", "pprof": ".pb.gz", "session": ".duckdb"}
+var suffixes = map[string]string{"perfetto": ".pftrace", "chrome": ".trace.json", "parquet": ".parquet", "pprof": ".pb.gz", "otlp-profiles": ".profiles.jsonl", "session": ".duckdb"}
 
 func runExport(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs := flag.NewFlagSet("export", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	address := fs.String("url", "http://127.0.0.1:8686", "address of the Collector's query API")
-	format := fs.String("format", "", "perfetto, chrome, parquet, pprof or session")
+	format := fs.String("format", "", "perfetto, chrome, parquet, pprof, otlp-profiles or session")
 	output := fs.String("o", "", "new `file` (default: the beginning of the session's id with a suffix)")
 	table := fs.String("table", "", "table of the format parquet (default: operations)")
 	choose := fs.String("session", "", "id of the session, or its beginning, if a recording has several")
@@ -67,7 +68,7 @@ func runExport(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	case len(args) != 1:
 		return &usageError{errors.New("give one session, file or folder")}
 	case !known:
-		return &usageError{fmt.Errorf("--format %q: choose perfetto, chrome, parquet, pprof or session", *format)}
+		return &usageError{fmt.Errorf("--format %q: choose perfetto, chrome, parquet, pprof, otlp-profiles or session", *format)}
 	case *table != "" && *format != "parquet":
 		return &usageError{errors.New("--table is for the format parquet")}
 	case *from < 0 || *to < 0 || *to != 0 && *to <= *from:

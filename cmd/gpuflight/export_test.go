@@ -22,8 +22,8 @@ func TestExport_Usage(t *testing.T) {
 		want string
 	}{
 		{"no session", []string{"--format", "chrome"}, "give one session, file or folder"},
-		{"no format", []string{"a"}, `--format "": choose perfetto, chrome, parquet, pprof or session`},
-		{"unknown format", []string{"--format", "json", "a"}, `--format "json": choose perfetto, chrome, parquet, pprof or session`},
+		{"no format", []string{"a"}, `--format "": choose perfetto, chrome, parquet, pprof, otlp-profiles or session`},
+		{"unknown format", []string{"--format", "json", "a"}, `--format "json": choose perfetto, chrome, parquet, pprof, otlp-profiles or session`},
 		{"table", []string{"--format", "chrome", "--table", "spans", "a"}, "--table is for the format parquet"},
 		{"interval", []string{"--format", "chrome", "--from", "2s", "--to", "1s", "a"}, "--to must be above --from, and neither negative"},
 		{"interval of a session", []string{"--format", "session", "--to", "1s", "a"}, "the format session has no interval"},

@@ -49,6 +49,7 @@ var exportFormats = [...]exportFormat{
 	{name: "chrome", contentType: "application/json", suffix: ".trace.json", write: traceexport.Chrome, compress: true},
 	{name: "parquet", contentType: "application/vnd.apache.parquet", suffix: ".parquet", file: exportParquet},
 	{name: "pprof", contentType: "application/octet-stream", suffix: ".pb.gz", write: traceexport.Profile},
+	{name: "otlp-profiles", contentType: "application/x-ndjson", suffix: ".profiles.jsonl", write: traceexport.OTLPProfiles, compress: true},
 }
 
 func exportSession(ctx context.Context, s *server, r *exportRequest, file string) error {

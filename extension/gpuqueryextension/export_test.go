@@ -129,7 +129,7 @@ func TestExport_BadRequests(t *testing.T) {
 		code   int
 		want   string
 	}{
-		{id + "/export?format=json", 400, "parameter format: must be one of session, perfetto, chrome, parquet, pprof"},
+		{id + "/export?format=json", 400, "parameter format: must be one of session, perfetto, chrome, parquet, pprof, otlp-profiles"},
 		{id + "/export?format=parquet&table=meta", 400, "parameter table: must be one of operations, spans, samples, logs, points"},
 		{id + "/export?format=chrome&table=spans", 400, `parameter "table": does not exist for this path`},
 		{id + "/export?format=chrome&from=2&to=1", 400, "parameter to: must be above from"},

@@ -5,6 +5,7 @@ package traceexport
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"slices"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/google/pprof/profile"
 
+	otlp "github.com/gpuflight/gpuflight/internal/recording/profile"
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/answer"
 )
@@ -30,9 +32,18 @@ const (
 // of PC samples by kernel, function and source line, has stacks of its own, because samples have no
 // host stack.
 func Profile(ctx context.Context, r store.Reader, q Query, w io.Writer) error {
-	s, err := open(ctx, r, q)
+	b, err := buildProfile(ctx, r, q)
 	if err != nil {
 		return err
+	}
+	return b.p.Write(w)
+}
+
+// buildProfile sums up a session.
+func buildProfile(ctx context.Context, r store.Reader, q Query) (*profileBuilder, error) {
+	s, err := open(ctx, r, q)
+	if err != nil {
+		return nil, err
 	}
 	b := &profileBuilder{
 		p: &profile.Profile{
@@ -42,30 +53,31 @@ func Profile(ctx context.Context, r store.Reader, q Query, w io.Writer) error {
 			DefaultSampleType: "kernel_time", TimeNanos: max(s.info.FirstNs, q.From),
 			Comments: []string{"session " + s.info.ID},
 		},
-		locations: map[frame]*profile.Location{}, samples: map[stackKey]*profile.Sample{},
+		info:      &s.info,
+		locations: map[frame]*profile.Location{}, samples: map[stackKey]*profile.Sample{}, links: map[*profile.Sample]otlp.Link{},
 	}
 	b.p.DurationNanos = max(0, s.info.LastNs-b.p.TimeNanos)
 	if q.To != 0 {
 		b.p.DurationNanos = min(b.p.DurationNanos, q.To-b.p.TimeNanos)
 	}
 	if b.tree, err = s.tree(); err != nil {
-		return err
+		return nil, err
 	}
 	if err := s.kernels(b.kernel); err != nil {
-		return err
+		return nil, err
 	}
 	sums, err := r.Samples(ctx, store.SampleQuery{Project: q.Project, Session: q.Session, From: q.From, To: q.To,
 		Kind: store.SampleStall, ByLine: true, Limit: maxSampleSums})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if len(sums) == maxSampleSums {
-		return fmt.Errorf("the session has %d or more sums of PC samples: export a shorter interval: %w", maxSampleSums, store.ErrInvalid)
+		return nil, fmt.Errorf("the session has %d or more sums of PC samples: export a shorter interval: %w", maxSampleSums, store.ErrInvalid)
 	}
 	for i := range sums {
 		b.stall(&sums[i])
 	}
-	return b.p.Write(w)
+	return b, nil
 }
 
 // tree returns the tree of scopes of the whole session.
@@ -110,9 +122,12 @@ type stackKey struct {
 
 type profileBuilder struct {
 	p         *profile.Profile
+	info      *store.SessionInfo
 	tree      *answer.Tree
 	locations map[frame]*profile.Location
 	samples   map[stackKey]*profile.Sample
+	// links has the span that launched all kernels of a sample, and no span if there are several.
+	links map[*profile.Sample]otlp.Link
 }
 
 func (b *profileBuilder) location(f frame) *profile.Location {
@@ -130,6 +145,11 @@ func (b *profileBuilder) location(f frame) *profile.Location {
 func (b *profileBuilder) kernel(o *store.OpRow) error {
 	path := b.tree.Path(answer.Site{Parent: o.PlaceRef.Parent, ScopeName: o.PlaceRef.ScopeName, ScopePath: o.PlaceRef.ScopePath})
 	k := stackKey{o.StackText, strings.Join(path, "|"), frame{name: cmp.Or(o.ShapeRef.Name, o.ShapeRef.FullName, "unnamed kernel"), system: cmp.Or(o.ShapeRef.Symbol, o.ShapeRef.FullName)}}
+	var link otlp.Link
+	if o.PlaceRef.Parent != 0 {
+		link.Trace = o.PlaceRef.Trace
+		binary.BigEndian.PutUint64(link.Span[:], uint64(o.PlaceRef.Parent))
+	}
 	x := b.samples[k]
 	if x == nil {
 		if len(b.samples) == maxStacks {
@@ -147,6 +167,10 @@ func (b *profileBuilder) kernel(o *store.OpRow) error {
 		}
 		b.samples[k] = x
 		b.p.Sample = append(b.p.Sample, x)
+		b.links[x] = link
+	}
+	if b.links[x] != link {
+		b.links[x] = otlp.Link{}
 	}
 	x.Value[0]++
 	x.Value[1] += end(o.StartNs, o.EndNs) - o.StartNs

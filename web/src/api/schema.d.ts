@@ -2161,7 +2161,7 @@ export interface operations {
         parameters: {
             query?: {
                 /** @description session is a file for /import. It has no interval */
-                format?: "session" | "perfetto" | "chrome" | "parquet" | "pprof";
+                format?: "session" | "perfetto" | "chrome" | "parquet" | "pprof" | "otlp-profiles";
                 /** @description Of the format parquet */
                 table?: "operations" | "spans" | "samples" | "logs" | "points";
                 /** @description Origin of all times of the request and the answer */
@@ -2187,6 +2187,7 @@ export interface operations {
                     "application/octet-stream": string;
                     "application/json": Record<string, never>;
                     "application/vnd.apache.parquet": string;
+                    "application/x-ndjson": string;
                 };
             };
             default: components["responses"]["Error"];

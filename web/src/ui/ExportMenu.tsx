@@ -12,6 +12,7 @@ const formats = [
   ["perfetto", "Perfetto trace", "for ui.perfetto.dev and trace_processor"],
   ["chrome", "Chrome trace", "JSON for chrome://tracing and tools for PyTorch's traces"],
   ["pprof", "pprof profile", "for go tool pprof: host stack, scopes, kernel"],
+  ["otlp-profiles", "OpenTelemetry profiles", "for the otlp_json_file receiver of a Collector"],
   ["parquet", "Parquet table", "of operations, for DuckDB, pandas and others"],
 ] as const;
 
