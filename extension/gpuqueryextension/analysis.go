@@ -34,7 +34,7 @@ func (s *server) analysis(ctx context.Context, r *request) (any, error) {
 func (s *server) analysedGaps(ctx context.Context, r *request) (any, error) {
 	device, limit := r.text("device", 1000), int(r.integer("limit", 100, 1, 10_000))
 	var cause *analysis.Cause
-	if name := r.text("cause", 100); name != "" {
+	if name := r.text("cause", 100); len(r.values["cause"]) > 0 {
 		cause = new(analysis.Cause)
 		if cause.UnmarshalText([]byte(name)) != nil {
 			r.fail("cause", "is unknown")

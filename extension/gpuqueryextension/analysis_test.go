@@ -122,7 +122,7 @@ func TestAnalysis_Gaps(t *testing.T) {
 	}
 	assert.Equal(t, 2, causes, "launch and unknown, because the recording has no calls of the host")
 	assert.Empty(t, get[analysis.AnswerGaps](t, s, p+"/analysis/gaps?device=other").Gaps)
-	for _, query := range []string{"cause=gone", "limit=0", "from=5&to=4"} {
+	for _, query := range []string{"cause=gone", "cause=", "limit=0", "from=5&to=4"} {
 		assert.Equal(t, http.StatusBadRequest, call(s, http.MethodGet, p+"/analysis/gaps?"+query).Code, query)
 	}
 }
