@@ -118,8 +118,8 @@ type Change struct {
 type Sums struct {
 	Count int64 `json:"count"`
 	Ns    int64 `json:"ns"`
-	// Longest is the id of the longest launch or instance as OTLP writes it, of a step that of the first operation
-	// of the longest one, and LongestNs its start in Unix nanoseconds. Both are absent for parts and if there is none.
+	// Longest is the id of the longest launch or instance as OTLP writes it. Of a step it is that of the first
+	// operation of the longest one. LongestNs is its start in Unix nanoseconds. Parts have neither.
 	Longest   string `json:"longest,omitempty"`
 	LongestNs int64  `json:"longest_start,string,omitempty"`
 }
