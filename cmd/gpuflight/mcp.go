@@ -287,7 +287,7 @@ type (
 		Limit int    `json:"limit,omitempty" jsonschema:"most rows of each list, 1 to 50; without it, 10"`
 	}
 	mcpRanksArgs struct {
-		Run   string `json:"run" jsonschema:"cuda.run.id of the run"`
+		Run   string `json:"run" jsonschema:"run of list_sessions (cuda.run.id)"`
 		Limit int    `json:"limit,omitempty" jsonschema:"most rows of each list, 1 to 50; without it, 10"`
 	}
 	mcpSpanArgs struct {
@@ -395,10 +395,14 @@ type object = map[string]any
 func sessionList(list []storedSession, limit int) any {
 	rows := []object{}
 	for _, s := range first(list, limitOf(limit)) {
-		rows = append(rows, object{
+		row := object{
 			"id": s.ID, "service": s.Service, "host": s.Host, "start_unix_ns": strconv.FormatInt(s.Start, 10), "duration_ns": s.DurationNs,
 			"operations": s.Operations, "kernel_ns": s.KernelNs, "live": s.Live,
-		})
+		}
+		if s.Run != "" {
+			row["run"], row["rank"], row["rank_size"] = s.Run, s.Rank, s.RankSize
+		}
+		rows = append(rows, row)
 	}
 	return object{"sessions": rows, "more": len(list) - len(rows)}
 }

@@ -153,6 +153,17 @@ func (c *codec) ref(r *Ref) {
 	c.text(&r.Name)
 }
 
+func (c *codec) optional(p **Ref) {
+	has := *p != nil
+	c.bools(&has)
+	if has {
+		if *p == nil {
+			*p = &Ref{}
+		}
+		c.ref(*p)
+	}
+}
+
 func (c *codec) parts(p *Parts) {
 	c.ints(&p.WallNs, &p.ComputeNs, &p.CommunicationNs, &p.CopyNs, &p.IdleNs)
 	c.sums(&p.Idle)
@@ -205,16 +216,8 @@ func (c *codec) gap(g *Gap) {
 	c.cause(&g.Cause)
 	c.ints(&g.StartNs, &g.EndNs, &g.PartNs)
 	c.sums(&g.Idle)
-	for _, p := range []**Ref{&g.Before, &g.After} {
-		has := *p != nil
-		c.bools(&has)
-		if has {
-			if *p == nil {
-				*p = &Ref{}
-			}
-			c.ref(*p)
-		}
-	}
+	c.optional(&g.Before)
+	c.optional(&g.After)
 	c.text(&g.Call)
 	c.text(&g.Scope)
 	c.text(&g.Stack)
@@ -386,6 +389,8 @@ func (c *codec) allGroups(all *map[string]*groups) {
 					c.in.Fail("a group has too many operations")
 					g.Count = 0
 				}
+				c.optional(&g.Longest)
+				c.ints(&g.longestNs)
 				c.series(&g.Calls)
 				c.series(&g.Steps)
 				if c.reads() {

@@ -60,10 +60,25 @@ type Group struct {
 	// Count and SumNs are of the launches, or of the instances of a scope. With steps they are of
 	// launches in steps only.
 	Count, SumNs int64
+	// Longest is the longest launch or instance, with steps of a kernel the longest one in a step. It is the first of
+	// several, and nil without one.
+	Longest *Ref
 	// Calls are the durations of consecutive launches, empty with steps, or of instances of a scope.
 	Calls Series
 	// Steps are launches per step; for scopes, kernels and copies in the scope and below.
 	Steps Series
+
+	longestNs int64
+}
+
+// longest keeps the longest of the launches or instances that it gets in order.
+func (g *Group) longest(r Ref, ns int64) {
+	if g.Longest == nil {
+		g.Longest = &Ref{}
+	} else if ns <= g.longestNs {
+		return
+	}
+	*g.Longest, g.longestNs = r, ns
 }
 
 // Series is counts and durations of consecutive repetitions. Each of at most 256 cells has Size of them,
@@ -275,6 +290,9 @@ func (p *profiler) add(d *device, row *store.OpRow, w *work) {
 			if step >= 0 {
 				g.Steps.add(step, 1, ns)
 			}
+			if step >= 0 || !d.steps.divides() {
+				g.longest(w.ref, ns)
+			}
 		}
 	}
 	if p.more || step < 0 {
@@ -344,6 +362,9 @@ func (x *groups) merge(o *groups, at, steps int) {
 			to.Steps.merge(&g.Steps, at, min(steps, maxSteps-at))
 			to.Count += g.Count
 			to.SumNs += g.SumNs
+			if g.Longest != nil {
+				to.longest(*g.Longest, g.longestNs)
+			}
 		}
 	}
 	x.times.merge(&o.times)
@@ -413,6 +434,7 @@ func (p *profiler) scopeCalls(out *Profile, scopes []Scope) {
 		g.Calls.add(int(g.Count), 1, s.EndNs-s.StartNs)
 		g.Count++
 		g.SumNs += s.EndNs - s.StartNs
+		g.longest(Ref{s.Span, s.StartNs, s.Name}, s.EndNs-s.StartNs)
 	}
 	out.More = out.More || len(groups) >= maxGroups
 }

@@ -181,6 +181,8 @@ func TestNewProfile_NoSteps(t *testing.T) {
 	other := find(t, x.Kernels, "other")
 	assert.Equal(t, []Cell{{1, µs}, {1, 2 * µs}, {1, 3 * µs}}, other.Calls.Cells)
 	assert.Equal(t, []int64{3, 6 * µs, 36 * µs}, []int64{other.Count, other.SumNs, x.KernelNs})
+	assert.Equal(t, &Ref{p.ops[5].Span, p.ops[5].StartNs, "other"}, other.Longest)
+	assert.Equal(t, p.ops[0].Span, find(t, x.Kernels, "once").Longest.Span, "of equal ones the first")
 	none := profileOf(t, &pages{})
 	assert.Empty(t, none.Kernels)
 	assert.NotNil(t, none.Result)

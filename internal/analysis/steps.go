@@ -138,6 +138,9 @@ type stepper struct {
 	base  mark
 }
 
+// divides says whether the work can have steps.
+func (s *stepper) divides() bool { return s.marker != "" || len(s.bounds) > 0 }
+
 // stepList is the steps that have ended, in an interval.
 type stepList struct {
 	first   bool    // the first step of all begins in the interval

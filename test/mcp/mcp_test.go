@@ -199,6 +199,43 @@ func TestMCP_Collector(t *testing.T) {
 	checkTools(t, c, list.Sessions[0].ID)
 }
 
+// TestMCP_Ranks reads two ranks of which rank 1 slept for 15 ms in every third step: test/gpu/ranks.py.
+func TestMCP_Ranks(t *testing.T) {
+	setUp(t)
+	folder := filepath.Join(process.Root(t), "test", "gpu", "ranks", "recordings")
+	c := connect(t, "--url", "http://"+process.FreePort(t), filepath.Join(folder, "nccl-host-0.otlp.jsonl.gz"), filepath.Join(folder, "nccl-host-1.otlp.jsonl.gz"))
+	var list struct {
+		Sessions []struct{ ID, Run string }
+	}
+	c.get("list_sessions", nil, &list)
+	require.Len(t, list.Sessions, 2)
+	require.NotEmpty(t, list.Sessions[0].Run)
+	assert.Equal(t, list.Sessions[0].Run, list.Sessions[1].Run)
+	var answer struct {
+		Ranks []struct {
+			Session string
+			LateNs  int64 `json:"late_ns"`
+			Cause   *struct {
+				Kind     string
+				Evidence []ref
+			}
+		}
+		Total int `json:"collectives_total"`
+	}
+	c.get("ranks", map[string]any{"run": list.Sessions[0].Run, "limit": 3}, &answer)
+	require.Len(t, answer.Ranks, 2)
+	assert.Equal(t, 743, answer.Total)
+	assert.Less(t, answer.Ranks[0].LateNs, 50*time.Millisecond.Nanoseconds())
+	assert.Greater(t, answer.Ranks[1].LateNs, 20*15*time.Millisecond.Nanoseconds())
+	cause := answer.Ranks[1].Cause
+	require.NotNil(t, cause)
+	assert.Equal(t, "host", cause.Kind)
+	require.NotEmpty(t, cause.Evidence)
+	var span struct{ Operation ref }
+	c.get("span", map[string]any{"session": answer.Ranks[1].Session, "span": cause.Evidence[0].Span}, &span)
+	assert.Equal(t, cause.Evidence[0].Span, span.Operation.Span)
+}
+
 // scope returns a scope of a session.
 func scope(c *client, session string) ref {
 	var scopes struct{ Scopes []struct{ Longest ref } }
@@ -330,12 +367,19 @@ func checkTools(t *testing.T, c *client, session string) {
 		A       string `json:"session_a"`
 		B       string `json:"session_b"`
 		Verdict string
-		Kernels []any
+		Step    struct{ A, B struct{ Longest string } }
+		Kernels []struct{ A, B struct{ Longest string } }
 	}
 	c.get("compare", map[string]any{"a": id, "b": session, "limit": 1}, &comparison)
 	assert.Equal(t, []string{session, session}, []string{comparison.A, comparison.B})
 	assert.NotEmpty(t, comparison.Verdict)
-	assert.Len(t, comparison.Kernels, 1)
+	require.Len(t, comparison.Kernels, 1)
+	for _, row := range append(comparison.Kernels, comparison.Step) {
+		assert.Equal(t, row.A, row.B)
+		var answer struct{ Operation ref }
+		c.get("span", map[string]any{"session": session, "span": row.A.Longest}, &answer)
+		assert.Equal(t, row.A.Longest, answer.Operation.Span)
+	}
 
 	for tool, args := range map[string]map[string]any{
 		"ranks":     {"run": "absent"},

@@ -118,6 +118,22 @@ type Change struct {
 type Sums struct {
 	Count int64 `json:"count"`
 	Ns    int64 `json:"ns"`
+	// Longest is the id of the longest launch or instance as OTLP writes it. Of a step it is that of the first
+	// operation of the longest one. LongestNs is its start in Unix nanoseconds. Parts have neither.
+	Longest   string `json:"longest,omitempty"`
+	LongestNs int64  `json:"longest_start,string,omitempty"`
+}
+
+func (s *Sums) cite(r *analysis.Ref) {
+	if r != nil {
+		s.Longest, s.LongestNs = analysis.SpanText(r.Span), r.StartNs
+	}
+}
+
+func (s *Sums) citeStep(p *analysis.Profile) {
+	if list := p.Result.Steps.Longest; len(list) > 0 {
+		s.cite(&list[0].First)
+	}
 }
 
 // Sources reads two sessions at the same time and compares B with A. It returns errors of the sources and
@@ -144,6 +160,8 @@ func Sessions(a, b *analysis.Profile) *Comparison {
 	s.baseA, s.baseB = float64(max(a.KernelNs, 1)), float64(max(b.KernelNs, 1))
 	if s.steps {
 		c.Step = s.part("step", func(p *analysis.StepValues) int64 { return p.WallNs })
+		c.Step.A.citeStep(a)
+		c.Step.B.citeStep(b)
 		s.baseA, s.baseB = typical(a.Steps)*float64(len(a.Steps)), typical(b.Steps)*float64(len(b.Steps))
 		c.Parts = s.parts()
 	}
@@ -288,10 +306,13 @@ func named(p [2]*analysis.Group) *Change {
 	if g.Name == "" && g.Path == nil {
 		g = p[1]
 	}
-	return &Change{
+	x := &Change{
 		Name: g.Name, FullName: g.FullName, Grid: g.Grid, Block: g.Block, Path: g.Path,
-		A: Sums{p[0].Count, p[0].SumNs}, B: Sums{p[1].Count, p[1].SumNs},
+		A: Sums{Count: p[0].Count, Ns: p[0].SumNs}, B: Sums{Count: p[1].Count, Ns: p[1].SumNs},
 	}
+	x.A.cite(p[0].Longest)
+	x.B.cite(p[1].Longest)
+	return x
 }
 
 // groups compares kernels or shapes.

@@ -1290,6 +1290,10 @@ export interface components {
         CompareSums: {
             count: components["schemas"]["Count"];
             ns: components["schemas"]["Ns"];
+            /** @description Longest launch or instance, of a step the first operation of the longest one. Absent for parts */
+            longest?: components["schemas"]["SpanID"];
+            /** @description Its start */
+            longest_start?: components["schemas"]["UnixNano"];
         };
         CompareRow: {
             /** @description Of a kernel or scope. Of a part: compute, communication, copy or a cause of idle time */
