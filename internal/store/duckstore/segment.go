@@ -64,8 +64,7 @@ func (s *Store) acquire(ctx context.Context, seg *segment) error {
 		if s.readOnly {
 			mode = " (READ_ONLY)"
 		}
-		_, err := s.db.ExecContext(context.WithoutCancel(ctx), "ATTACH "+quote(seg.file)+" AS "+alias+mode)
-		if err != nil {
+		if err := s.attachFile(ctx, seg.file, alias, mode); err != nil {
 			return fmt.Errorf("open %s: %w", seg.file, err)
 		}
 		seg.alias = alias
@@ -76,6 +75,26 @@ func (s *Store) acquire(ctx context.Context, seg *segment) error {
 	seg.used = s.sequence
 	s.evictLocked(ctx)
 	return nil
+}
+
+// maxReattach is how long an attachment waits for transactions that used a former file of the same name.
+const maxReattach = 10 * time.Second
+
+// attachFile attaches a file. After a detachment, DuckDB keeps a file until the last transaction that used it has
+// ended. That of a cancelled query ends after the query, so a session that is written again after its deletion can
+// meet it.
+func (s *Store) attachFile(ctx context.Context, file, alias, mode string) error {
+	for end := time.Now().Add(maxReattach); ; {
+		_, err := s.db.ExecContext(context.WithoutCancel(ctx), "ATTACH "+quote(file)+" AS "+alias+mode)
+		if err == nil || !strings.Contains(err.Error(), "is already attached by database") || time.Now().After(end) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
 }
 
 func (s *Store) release(seg *segment) {
