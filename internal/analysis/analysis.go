@@ -426,5 +426,5 @@ func (a *analysis) addSteps(r *Result, rule, name string, listed int) {
 		name = most.steps.marker
 	}
 	r.Steps = most.list.result(rule, name, most.id, listed)
-	r.Steps.repeated = most.list.repeated(max(0, most.callTimes.quantile(10)))
+	r.Steps.repeated = most.list.repeated(max(0, most.launchRate().FloorNs))
 }

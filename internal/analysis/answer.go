@@ -278,17 +278,23 @@ type AnswerScopeTime struct {
 
 // NewAnswerScopes returns the JSON of the times of scopes. Times are relative to base, in Unix nanoseconds.
 func NewAnswerScopes(p *Profile, base int64) *AnswerScopes {
-	a := &AnswerScopes{Base: base, Complete: p.Result.Complete, Device: p.Device, ManyScopes: p.ManyScopes, Missing: p.Result.Missing, Scopes: make([]AnswerScopeTime, len(p.Times))}
+	a := &AnswerScopes{Base: base, Complete: p.Result.Complete, Device: p.Device, ManyScopes: p.ManyScopes, Missing: p.Result.Missing, Scopes: NewAnswerScopeTimes(p.Times)}
 	for i := range p.Result.Devices {
 		if d := &p.Result.Devices[i]; d.ID == p.Device && d.Kernels > 0 {
 			a.From, a.To = d.ActiveFromNs-base, d.ActiveToNs-base
 		}
 	}
-	for i := range p.Times {
-		x := &p.Times[i]
-		a.Scopes[i] = AnswerScopeTime{append([]string{}, x.Path...), x.Parts, x.SelfNs, x.Bound, x.Operations, x.Launches, x.Late, known(&x.QueueP50Ns)}
-	}
 	return a
+}
+
+// NewAnswerScopeTimes returns the JSON of the times of scopes.
+func NewAnswerScopeTimes(list []ScopeTime) []AnswerScopeTime {
+	out := make([]AnswerScopeTime, len(list))
+	for i := range list {
+		x := &list[i]
+		out[i] = AnswerScopeTime{append([]string{}, x.Path...), x.Parts, x.SelfNs, x.Bound, x.Operations, x.Launches, x.Late, known(&x.QueueP50Ns)}
+	}
+	return out
 }
 
 // AnswerGaps is [Gaps] as JSON. From and To are the active interval of the device.

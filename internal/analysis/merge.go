@@ -45,7 +45,8 @@ func (t *tally) merge(o *tally) {
 	t.queue.merge(o.queue)
 	t.callTimes.merge(o.callTimes)
 	t.intervals.merge(o.intervals)
-	for key, x := range o.pairs {
+	for _, key := range slices.Sorted(maps.Keys(o.pairs)) {
+		x := o.pairs[key]
 		if p := t.pair(key, x.names[0], x.names[1]); p != nil {
 			p.add(x)
 		}

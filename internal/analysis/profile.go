@@ -60,8 +60,8 @@ type Group struct {
 	// Count and SumNs are of the launches, or of the instances of a scope. With steps they are of
 	// launches in steps only.
 	Count, SumNs int64
-	// Longest is the longest launch or instance, with steps of a kernel the longest one in a step. It is the first of
-	// several, and nil without one.
+	// Longest is the longest launch or instance, of equal ones the first. With steps, launches outside of them do not
+	// count. It is nil if there is none.
 	Longest *Ref
 	// Calls are the durations of consecutive launches, empty with steps, or of instances of a scope.
 	Calls Series

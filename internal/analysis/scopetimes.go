@@ -278,15 +278,6 @@ func missingTimes(list []ScopeTime) {
 }
 
 func (c *codec) scopeTimes(x *scopeTimes) {
-	time := func(t *scopeTime) {
-		elements(c, &t.path, c.text)
-		for i := range t.sums {
-			s := &t.sums[i]
-			c.parts(&s.Parts)
-			c.ints(&s.operations, &s.launches, &s.late)
-		}
-		c.histogram(&t.queue)
-	}
 	var list []*scopeTime
 	if !c.reads() {
 		for _, key := range slices.Sorted(maps.Keys(x.all)) {
@@ -297,9 +288,16 @@ func (c *codec) scopeTimes(x *scopeTimes) {
 		if c.reads() {
 			*p = &scopeTime{}
 		}
-		time(*p)
+		t := *p
+		elements(c, &t.path, c.text)
+		for i := range t.sums {
+			s := &t.sums[i]
+			c.parts(&s.Parts)
+			c.ints(&s.operations, &s.launches, &s.late)
+		}
+		c.histogram(&t.queue)
 		if c.reads() {
-			x.of((*p).path).add(*p)
+			x.of(t.path).add(t)
 		}
 	})
 	for i := range x.carried {

@@ -46,8 +46,8 @@ type causesOf struct {
 type SessionCauses struct {
 	Session, Service string
 	*analysis.Result
-	// Profile is that of the result.
-	Profile *analysis.Profile
+	// Times are the times of scopes on the device with the most kernel time.
+	Times []analysis.ScopeTime
 	// Paths are the critical paths of the typical step and of the first outlier, if there are steps and no
 	// work is missing.
 	Paths []StepPath
@@ -145,7 +145,7 @@ func (c *Causes) Results(ctx context.Context) (list []SessionCauses, problem str
 				return nil, "", err
 			}
 		}
-		list = append(list, SessionCauses{s.id, s.service, r, profile, paths})
+		list = append(list, SessionCauses{s.id, s.service, r, profile.Times, paths})
 	}
 	return list, "", nil
 }
@@ -294,7 +294,7 @@ func (s *SessionCauses) write(out io.Writer, width int) {
 	}
 	fmt.Fprintln(out)
 	writeSteps(out, &s.Steps, width)
-	writeScopes(out, s.Profile, width)
+	writeScopes(out, s.Times, width)
 	writePaths(out, s, width)
 	for i := range s.Findings {
 		f := &s.Findings[i]
@@ -395,15 +395,15 @@ const (
 )
 
 // shownScopes returns the scopes to show, none if there is only one.
-func shownScopes(p *analysis.Profile) (list []*analysis.ScopeTime) {
+func shownScopes(times []analysis.ScopeTime) (list []*analysis.ScopeTime) {
 	var all int64
-	for i := range p.Times {
-		if len(p.Times[i].Path) < 2 {
-			all += p.Times[i].WallNs
+	for i := range times {
+		if len(times[i].Path) < 2 {
+			all += times[i].WallNs
 		}
 	}
-	for i := range p.Times {
-		if x := &p.Times[i]; float64(x.WallNs) >= minScopeShare*float64(all) && len(list) < maxScopeRows {
+	for i := range times {
+		if x := &times[i]; float64(x.WallNs) >= minScopeShare*float64(all) && len(list) < maxScopeRows {
 			list = append(list, x)
 		}
 	}
@@ -430,8 +430,8 @@ func scopeQueue(x *analysis.ScopeTime) string {
 	return Time(time.Duration(x.QueueP50Ns))
 }
 
-func writeScopes(out io.Writer, p *analysis.Profile, width int) {
-	list := shownScopes(p)
+func writeScopes(out io.Writer, times []analysis.ScopeTime, width int) {
+	list := shownScopes(times)
 	if list == nil {
 		return
 	}

@@ -149,7 +149,7 @@ func htmlSessionOf(s *SessionCauses) htmlSession {
 	for i := range s.Devices {
 		h.Devices = append(h.Devices, htmlDeviceOf(&s.Devices[i]))
 	}
-	for _, x := range shownScopes(s.Profile) {
+	for _, x := range shownScopes(s.Times) {
 		h.Scopes = append(h.Scopes, htmlScopeTime{scopeTitle(x), share(x.IdleNs, x.WallNs), scopeLate(x), scopeQueue(x), string(x.Bound), x.WallNs, max(0, len(x.Path)-1)})
 	}
 	if s.Steps.Count > 0 {

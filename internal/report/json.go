@@ -172,7 +172,7 @@ func WriteJSON(out io.Writer, t *Totals, windows *Windows, inside *Inside, analy
 	}
 	for i := range analyses {
 		a := &analyses[i]
-		x := jsonAnalysis{a.Session, a.Service, analysis.NewAnswer(a.Result, a.FromNs), analysis.NewAnswerScopes(a.Profile, a.FromNs).Scopes, []jsonPath{}}
+		x := jsonAnalysis{a.Session, a.Service, analysis.NewAnswer(a.Result, a.FromNs), analysis.NewAnswerScopeTimes(a.Times), []jsonPath{}}
 		for _, p := range a.Paths {
 			x.Paths = append(x.Paths, jsonPath{p.Step.Number, analysis.NewAnswerPath(p.CriticalPath, a.FromNs, jsonParts)})
 		}

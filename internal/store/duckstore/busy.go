@@ -97,16 +97,11 @@ const maxBusyBins = 512
 // gaps between. The bins of gap_bins have these sums at their start. So it reads the kernels of the bins of
 // the times, and those that gap_bins does not have yet, in the order of their start.
 func (v *view) busyBefore(ctx context.Context, q *store.BusyQuery, times []int64, before map[int64]int64) error {
-	conn, err := v.s.db.Conn(ctx)
+	conn, tx, end, err := v.readTx(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close() }()
-	tx, err := conn.BeginTx(ctx, nil)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = tx.Rollback() }()
+	defer end()
 	rows := func(query string, scan func(*sql.Rows) error, args ...any) error {
 		return eachRow(ctx, tx, v.tables(query), args, scan)
 	}

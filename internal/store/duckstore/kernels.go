@@ -166,16 +166,11 @@ const manyPlaces = 1 << 17
 // groupedParts is rowParts by path. There can be one place for each kernel, so the database groups places by what
 // decides their path: the chain of the parent or, if chains are stale, the parent. One place stands for each group.
 func (v *view) groupedParts(ctx context.Context, by by, from, to int64, chained bool) (out []kernelPart, err error) {
-	conn, err := v.s.db.Conn(ctx)
+	conn, tx, end, err := v.readTx(ctx)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = conn.Close() }()
-	tx, err := conn.BeginTx(ctx, nil)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = tx.Rollback() }()
+	defer end()
 	var f filter
 	f.interval("start_ns", "", from, to, false)
 	// Ids grow with time, so that the bounds skip most of a large dictionary.

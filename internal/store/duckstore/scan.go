@@ -26,16 +26,11 @@ const scanBlock = 1 << 14
 // query. Fill sets a row of a block from the values of a row and must not panic. Done takes each full block, in another goroutine,
 // while scan fills the next one.
 func scan[T any](ctx context.Context, v *view, query string, args []any, fill func(*T, []driver.Value) error, done func([]T) error) error {
-	conn, err := v.s.db.Conn(ctx)
+	conn, _, end, err := v.readTx(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = conn.Close() }()
-	tx, err := conn.BeginTx(ctx, nil) // see withTx
-	if err != nil {
-		return err
-	}
-	defer func() { _ = tx.Rollback() }()
+	defer end()
 	return scanOn(ctx, v, conn, query, args, fill, done)
 }
 

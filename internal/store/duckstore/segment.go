@@ -468,6 +468,20 @@ func (s *Store) withTx(ctx context.Context, run func(*sql.Tx) error) error {
 	return tx.Commit()
 }
 
+// readTx begins a transaction on a connection of its own, for the reason that withTx gives. End ends both.
+func (v *view) readTx(ctx context.Context) (conn *sql.Conn, tx *sql.Tx, end func(), err error) {
+	if conn, err = v.s.db.Conn(ctx); err != nil {
+		return nil, nil, nil, err
+	}
+	if tx, err = conn.BeginTx(ctx, nil); err != nil {
+		return nil, nil, nil, errors.Join(err, conn.Close())
+	}
+	return conn, tx, func() {
+		_ = tx.Rollback()
+		_ = conn.Close()
+	}, nil
+}
+
 type querier interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
