@@ -66,6 +66,7 @@ static __thread bool checked;
 // were forgotten.
 static bool by_callback;
 static atomic_bool closed, in_call[MOST];
+static atomic_int blocked;
 static int stuck[MOST]; // how often a thread seemed to stay in a call forever
 static atomic_bool pause_all;
 static atomic_int paused;
@@ -78,19 +79,26 @@ static bool wait_in_callback(void) {
     atomic_store(&in_call[self], true);
     if (!atomic_load(&closed)) return true;
     atomic_store(&in_call[self], false);
+    atomic_fetch_add(&blocked, 1);
     while (atomic_load(&closed) && atomic_load(&life) == then) usleep(20);
+    atomic_fetch_sub(&blocked, 1);
     if (atomic_load(&life) != then) return false;
   }
 }
 
-// A launch may wait for room in the device's queue, for as long as something else has the device.
-static void close_callbacks(int threads, bool must) {
+// close_callbacks waits until no thread is in a call. Before callbacks are disabled, it waits until
+// all threads are blocked. A thread at the start of its callback is not in a call yet, and would get
+// no exit callback. A launch may wait for room in the device's queue, for as long as another process
+// uses the device.
+static void close_callbacks(int threads, bool all_blocked) {
   atomic_store(&closed, true);
+  for (int waited = 0; all_blocked && atomic_load(&blocked) < threads; waited++) {
+    CHECK(waited < 250000); // or CUPTI did not report the end of a call
+    usleep(20);
+  }
   for (int i = 0; i < threads; i++) {
-    int waited = 0;
-    for (; atomic_load(&in_call[i]) && waited < (must ? 250000 : 40000); waited++) usleep(20);
+    for (int waited = 0; atomic_load(&in_call[i]) && waited < 40000; waited++) usleep(20);
     if (!atomic_load(&in_call[i])) continue;
-    CHECK(!must); // or the end of a call was not told
     stuck[i]++;
     atomic_store(&in_call[i], false);
   }
