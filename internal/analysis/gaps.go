@@ -89,7 +89,7 @@ func (x *Gaps) list(ctx context.Context, src Source, a *analysis, r *Result, dea
 		from: a.from, to: r.ToNs, startup: a.startup, requests: a.requests, scopes: a.scopes, more: a.more, steps: a.steps, markers: a.markers,
 		devices: map[string]*device{}, contexts: map[int64]*device{}, shapes: a.shapes, gaps: x,
 	}
-	err := again.sweep(ctx, src, a.from, r.ToNs, deadline)
+	err := again.sweep(ctx, withoutPlaces(src), a.from, r.ToNs, deadline)
 	if errors.Is(err, errDeadline) {
 		x.Complete, err = false, nil
 	}
