@@ -56,6 +56,7 @@ const mcpInstructions = `Data of GPU programs: what each device did, why it was 
 Begin with list_sessions, or open_recording for a file of gpuflight trace, then call report.
 All times are nanoseconds. Members without _ns, such as start, from and to, are relative to base, which is Unix time.
 Answers cite operations and scopes by span id and start: pass both to the tool span for details.
+The member left_out counts the values that lists of the answer lack, by list.
 Gains are upper bounds and do not add up.`
 
 func runMCP(ctx context.Context, args []string, stdout, stderr io.Writer) error {
@@ -344,12 +345,23 @@ func addTool[In any](s *mcp.Server, name, description string, f func(context.Con
 			return nil, nil, err
 		}
 		out, err := bounded(answer)
-		return nil, out, err
+		if err != nil {
+			return nil, nil, err
+		}
+		// The SDK would escape < and > in the text, which makes names of C++ much longer.
+		return &mcp.CallToolResult{Content: []mcp.Content{&mcp.TextContent{Text: string(out)}}}, out, nil
 	})
 }
 
-// bounded returns an answer as JSON whose texts are short.
+// bounded returns an answer as JSON whose texts are short. Of an answer that is too large, it shortens lists, first
+// those inside others.
 func bounded(answer any) (json.RawMessage, error) {
+	left := leftOut{}
+	if o, ok := answer.(object); ok {
+		if l, ok := o[leftOutName].(leftOut); ok {
+			left = l
+		}
+	}
 	text, err := json.Marshal(answer)
 	if err != nil {
 		return nil, err
@@ -360,16 +372,64 @@ func bounded(answer any) (json.RawMessage, error) {
 	if err := d.Decode(&tree); err != nil {
 		return nil, err
 	}
+	shortTexts(tree)
 	var b bytes.Buffer
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false) // names of C++ are full of < and >
-	if err := e.Encode(shortTexts(tree)); err != nil {
-		return nil, err
+	for depth, n := 1, mcpMaxLimit; ; n /= 2 {
+		if n == 0 {
+			depth, n = depth-1, mcpMaxLimit
+		}
+		b.Reset()
+		e := json.NewEncoder(&b)
+		e.SetEscapeHTML(false) // names of C++ are full of < and >
+		if err := e.Encode(tree); err != nil {
+			return nil, err
+		}
+		if b.Len() <= mcpMaxAnswer {
+			return b.Bytes(), nil
+		}
+		if depth < 0 {
+			return nil, fmt.Errorf("the answer has %d bytes, more than %d: use a smaller limit", b.Len(), mcpMaxAnswer)
+		}
+		shorten(tree, "", n, depth, left)
+		if o, ok := tree.(object); ok && len(left) > 0 {
+			o[leftOutName] = left
+		}
 	}
-	if b.Len() > mcpMaxAnswer {
-		return nil, fmt.Errorf("the answer has %d bytes, more than %d: use a smaller limit", b.Len(), mcpMaxAnswer)
+}
+
+// leftOut is the number of values that an answer lacks, by the name of the list.
+type leftOut map[string]int
+
+const leftOutName = "left_out"
+
+// cut leaves the first n values of a list.
+func cut[T any](left leftOut, name string, list *[]T, n int) {
+	if more := len(*list) - n; more > 0 {
+		left[name] += more
+		*list = (*list)[:n]
 	}
-	return b.Bytes(), nil
+}
+
+// shorten returns JSON with at most n values of each list of objects that is inside depth other lists.
+func shorten(x any, name string, n, depth int, left leftOut) any {
+	switch v := x.(type) {
+	case []any:
+		if len(v) == 0 {
+			break
+		}
+		if _, ok := v[0].(object); ok && depth <= 0 {
+			cut(left, name, &v, n)
+		}
+		for i := range v {
+			v[i] = shorten(v[i], name, n, depth-1, left)
+		}
+		return v
+	case object:
+		for k := range v {
+			v[k] = shorten(v[k], k, n, depth, left)
+		}
+	}
+	return x
 }
 
 func shortTexts(x any) any {
@@ -437,18 +497,23 @@ func (m *mcpSource) report(ctx context.Context, a *mcpInterval) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := limitOf(a.Limit)
+	n, left := limitOf(a.Limit), leftOut{}
+	few := min(n, 5) // so that a smaller limit makes the answer smaller
 	for i := range answer.Devices {
 		d := &answer.Devices[i]
-		few := min(n, 5) // so that a smaller limit makes the answer smaller
-		d.Gaps, d.HostScopes, d.HostLines, d.SyncCalls = first(d.Gaps, min(n, 3)), first(d.HostScopes, few), first(d.HostLines, few), first(d.SyncCalls, few)
+		cut(left, "gaps", &d.Gaps, min(n, 3))
+		cut(left, "host_by_scope", &d.HostScopes, few)
+		cut(left, "host_by_line", &d.HostLines, few)
+		cut(left, "sync_by_call", &d.SyncCalls, few)
+		cut(left, "small_kernels", &d.Small, few)
 	}
-	answer.Steps.Longest, answer.Steps.Outliers = first(answer.Steps.Longest, min(n, 3)), first(answer.Steps.Outliers, n)
+	cut(left, "longest", &answer.Steps.Longest, min(n, 3))
+	cut(left, "outliers", &answer.Steps.Outliers, n)
 	kernels, err := s.kernels(ctx, "name", "", n, a.query())
 	if err != nil {
 		return nil, err
 	}
-	return object{"session": s.id, "analysis": answer, "kernels": kernels}, nil
+	return object{"session": s.id, "analysis": answer, "kernels": kernels, leftOutName: left}, nil
 }
 
 func (m *mcpSource) steps(ctx context.Context, a *mcpInterval) (any, error) {
@@ -644,7 +709,7 @@ func (m *mcpSource) compare(ctx context.Context, a *mcpCompareArgs) (any, error)
 	if x.address != y.address {
 		return nil, errors.New("one session is a recording and the other in a Collector: open both as recordings")
 	}
-	var answer any
+	var answer object
 	err = getExact(ctx, x.queryAPI, "/compare", url.Values{"a": {x.id}, "b": {y.id}}, &answer)
 	return shortLists(answer, limitOf(a.Limit)), err
 }
@@ -653,7 +718,7 @@ func (m *mcpSource) ranks(ctx context.Context, a *mcpRanksArgs) (any, error) {
 	n := limitOf(a.Limit)
 	apis, firstErr := m.apis()
 	for _, api := range apis {
-		var answer any
+		var answer object
 		err := getExact(ctx, api, "/ranks", url.Values{"run": {a.Run}, "limit": {strconv.Itoa(n)}}, &answer)
 		if err == nil {
 			return shortLists(answer, n), nil
@@ -663,21 +728,13 @@ func (m *mcpSource) ranks(ctx context.Context, a *mcpRanksArgs) (any, error) {
 	return nil, firstErr
 }
 
-// shortLists returns JSON with at most n values of each list.
-func shortLists(x any, n int) any {
-	switch v := x.(type) {
-	case []any:
-		v = first(v, n)
-		for i := range v {
-			v[i] = shortLists(v[i], n)
-		}
-		return v
-	case map[string]any:
-		for k := range v {
-			v[k] = shortLists(v[k], n)
-		}
+// shortLists returns JSON with at most n values of each list, and says how many it left out.
+func shortLists(answer object, n int) object {
+	if left := (leftOut{}); answer != nil {
+		shorten(answer, "", n, 0, left)
+		answer[leftOutName] = left
 	}
-	return x
+	return answer
 }
 
 func (m *mcpSource) span(ctx context.Context, a *mcpSpanArgs) (any, error) {

@@ -34,8 +34,8 @@ type database struct {
 	front *front.Server
 	// configs are the Collector's configurations below config.
 	configs []string
-	// ui is the address of the Collector's UI.
-	ui string
+	// ui and metrics are the addresses of the Collector's UI and of its metrics.
+	ui, metrics string
 }
 
 // start starts an engine with the tables of contrib's exporter in the given database; "" selects the
@@ -157,8 +157,8 @@ func (d *database) collect(env map[string]string, overlay map[string]any) *proce
 func (d *database) command(env map[string]string, overlay map[string]any) *process.Process {
 	d.t.Helper()
 	binary := process.Collector.Find(d.t)
-	_, port, _ := strings.Cut(process.FreePort(d.t), ":")
-	d.ui = process.FreePort(d.t)
+	d.ui, d.metrics = process.FreePort(d.t), process.FreePort(d.t)
+	_, port, _ := strings.Cut(d.metrics, ":")
 	args := []string{
 		"GPUFLIGHT_CLICKHOUSE=" + d.front.URL(), "GPUFLIGHT_CLICKHOUSE_USER=" + user, "GPUFLIGHT_CLICKHOUSE_PASSWORD=" + password,
 		"GPUFLIGHT_HEALTH=" + process.FreePort(d.t), "GPUFLIGHT_METRICS_PORT=" + port, "GPUFLIGHT_UI=" + d.ui,

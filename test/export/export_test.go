@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -23,6 +24,9 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuflight/gpuflight/internal/recording/otlp"
+	"github.com/gpuflight/gpuflight/internal/recording/profile"
+	"github.com/gpuflight/gpuflight/internal/recording/profile/profiletest"
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
 )
 
@@ -121,6 +125,7 @@ func TestExport_Formats(t *testing.T) {
 			t.Run("perfetto", func(t *testing.T) { r.perfetto(t, s) })
 			t.Run("chrome", func(t *testing.T) { r.chrome(t, s) })
 			t.Run("pprof", func(t *testing.T) { r.pprof(t, s) })
+			t.Run("otlp-profiles", func(t *testing.T) { r.profiles(t, s) })
 			t.Run("parquet", func(t *testing.T) { r.parquet(t, s) })
 			t.Run("session", func(t *testing.T) { r.session(t, s) })
 		})
@@ -211,6 +216,25 @@ func (r *runs) pprof(t *testing.T, s *session) {
 				got[m[3]] = k
 			}
 		}
+	}
+	assert.Equal(t, s.kernels, got)
+}
+
+// profiles expects the sums of pprof.
+func (r *runs) profiles(t *testing.T, s *session) {
+	var requests []profile.Profiles
+	stats, err := otlp.ReadFile(r.export(t, s, "--format", "otlp-profiles"), otlp.Handler{Profiles: func(p profile.Profiles) { requests = append(requests, p) }})
+	require.NoError(t, err)
+	require.Zero(t, stats.Bad)
+	values := []string{"launches/count", "kernel_time/nanoseconds"}
+	got := map[string]total{}
+	for _, x := range profiletest.Samples(t, requests...) {
+		assert.Equal(t, s.Service, x.Resource["service.name"])
+		i := slices.Index(values, x.Type)
+		require.NotEqual(t, -1, i, x.Type)
+		k := got[x.Stack[0]]
+		k[i] += x.Value
+		got[x.Stack[0]] = k
 	}
 	assert.Equal(t, s.kernels, got)
 }

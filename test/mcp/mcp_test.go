@@ -22,8 +22,13 @@ import (
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/collector/pdata/pcommon"
+	"go.opentelemetry.io/collector/pdata/plog"
+	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
+	"github.com/gpuflight/gpuflight/internal/testing/trainsim"
+	"github.com/gpuflight/gpuflight/semconv"
 )
 
 var (
@@ -236,6 +241,148 @@ func TestMCP_Ranks(t *testing.T) {
 	assert.Equal(t, cause.Evidence[0].Span, span.Operation.Span)
 }
 
+// recordingOf writes the telemetry of a session as a recording.
+func recordingOf(t *testing.T, td ptrace.Traces, ld plog.Logs) string {
+	t.Helper()
+	traces, err := (&ptrace.JSONMarshaler{}).MarshalTraces(td)
+	require.NoError(t, err)
+	text := append(traces, '\n')
+	if ld.LogRecordCount() > 0 {
+		logs, err := (&plog.JSONMarshaler{}).MarshalLogs(ld)
+		require.NoError(t, err)
+		text = append(text, append(logs, '\n')...)
+	}
+	path := filepath.Join(t.TempDir(), "run.otlp.jsonl")
+	require.NoError(t, os.WriteFile(path, text, 0o600))
+	return path
+}
+
+// TestMCP_LargeReport reads a session of 16 devices that each run 30 small kernels with long names.
+func TestMCP_LargeReport(t *testing.T) {
+	setUp(t)
+	sim := trainsim.Training{Run: "large", Start: 1_700_000_000_000_000_000, Ranks: 16, Steps: 10}
+	td := ptrace.NewTraces()
+	for i, rank := range sim.Traces() {
+		rank.ResourceSpans().At(0).Resource().Attributes().PutStr(semconv.ServiceInstanceID, sim.Session(0))
+		for n, s := range rank.ResourceSpans().At(0).ScopeSpans().At(0).Spans().All() {
+			name := fmt.Sprintf("kernel_%d_%s", n%30, strings.Repeat("<float>", 60))
+			s.SetName(name)
+			a := s.Attributes()
+			a.PutStr(semconv.CUDAKernelName, name)
+			a.PutDouble(semconv.CUDAOccupancyGridFill, 0.25)
+			grid := a.PutEmptySlice(semconv.CUDAKernelGrid)
+			for _, n := range []int64{4, 1, 1} {
+				grid.AppendEmpty().SetInt(n)
+			}
+		}
+		if i == 0 {
+			rank.CopyTo(td)
+			continue
+		}
+		rank.ResourceSpans().At(0).ScopeSpans().MoveAndAppendTo(td.ResourceSpans().At(0).ScopeSpans())
+	}
+	c := connect(t, "--url", "http://"+process.FreePort(t), recordingOf(t, td, plog.NewLogs()))
+	for _, limit := range []int{1, 50} {
+		t.Run(fmt.Sprint(limit), func(t *testing.T) {
+			var report struct {
+				Analysis struct {
+					Devices []struct {
+						Launches *struct{ Calls int64 }
+						Small    []struct {
+							Name string
+							Grid []int64
+						} `json:"small_kernels"`
+					}
+				}
+				Left map[string]int `json:"left_out"`
+			}
+			c.get("report", map[string]any{"session": sim.Session(0), "limit": limit}, &report)
+			require.Len(t, report.Analysis.Devices, 16)
+			small := report.Left["small_kernels"]
+			for _, d := range report.Analysis.Devices {
+				require.NotNil(t, d.Launches)
+				assert.Equal(t, int64(60), d.Launches.Calls)
+				require.NotEmpty(t, d.Small)
+				assert.Len(t, []rune(d.Small[0].Name), 300)
+				assert.Equal(t, []int64{4, 1, 1}, d.Small[0].Grid)
+				small += len(d.Small)
+			}
+			assert.Equal(t, 16*20, small, "an analysis has 20 of each device")
+			assert.Positive(t, report.Left["gaps"])
+		})
+	}
+}
+
+// TestMCP_CompareMissingWork compares a session with one of which a fifth of the time was recorded.
+func TestMCP_CompareMissingWork(t *testing.T) {
+	setUp(t)
+	args := []string{"--url", "http://" + process.FreePort(t)}
+	for _, id := range []string{"whole", "part"} {
+		sim := trainsim.Training{Run: id, Start: 1_700_000_000_000_000_000, Ranks: 1, Steps: 24}
+		td, ld := sim.Traces()[0], plog.NewLogs()
+		resource := td.ResourceSpans().At(0).Resource()
+		resource.Attributes().PutStr(semconv.ServiceInstanceID, id)
+		if id == "part" {
+			rl := ld.ResourceLogs().AppendEmpty()
+			resource.CopyTo(rl.Resource())
+			r := rl.ScopeLogs().AppendEmpty().LogRecords().AppendEmpty()
+			r.SetTimestamp(pcommon.Timestamp(sim.Start))
+			r.SetEventName(semconv.EventCUDACapture)
+			r.Attributes().PutDouble(semconv.CUDACaptureRecordedRatio, 0.2)
+		}
+		args = append(args, recordingOf(t, td, ld))
+	}
+	c := connect(t, args...)
+	type missing struct {
+		Share float64
+		Text  string
+	}
+	want := &missing{0.8, "About 80 % of the work is missing: an overhead budget left 20 % of the time recorded."}
+	var comparison struct {
+		A, B     struct{ Missing *missing }
+		Step     any
+		Parts    []any
+		Warnings []string
+		Kernels  []struct {
+			Name               string
+			Duration, Launches any
+		}
+	}
+	c.get("compare", map[string]any{"a": "whole", "b": "part"}, &comparison)
+	assert.Nil(t, comparison.A.Missing)
+	assert.Equal(t, want, comparison.B.Missing)
+	assert.Equal(t, []string{"B: " + want.Text + " Only the times of its recorded kernels are compared."}, comparison.Warnings)
+	assert.Nil(t, comparison.Step)
+	assert.Empty(t, comparison.Parts)
+	require.Len(t, comparison.Kernels, 3)
+	for _, k := range comparison.Kernels {
+		assert.NotNil(t, k.Duration, k.Name)
+		assert.Nil(t, k.Launches, k.Name)
+	}
+
+	var step struct {
+		Steps struct {
+			Device  string
+			Typical struct {
+				Start  int64
+				WallNs int64 `json:"wall_ns"`
+			}
+		}
+	}
+	c.get("steps", map[string]any{"session": "part"}, &step)
+	typical := step.Steps.Typical
+	var path struct {
+		Missing *missing
+		Parts   []struct{ Assumed bool }
+	}
+	c.get("critical_path", map[string]any{"session": "part", "from": typical.Start, "to": typical.Start + typical.WallNs, "device": step.Steps.Device}, &path)
+	assert.Equal(t, want, path.Missing)
+	require.NotEmpty(t, path.Parts)
+	for _, p := range path.Parts {
+		assert.True(t, p.Assumed)
+	}
+}
+
 // scope returns a scope of a session.
 func scope(c *client, session string) ref {
 	var scopes struct{ Scopes []struct{ Longest ref } }
@@ -369,11 +516,13 @@ func checkTools(t *testing.T, c *client, session string) {
 		Verdict string
 		Step    struct{ A, B struct{ Longest string } }
 		Kernels []struct{ A, B struct{ Longest string } }
+		Left    map[string]int `json:"left_out"`
 	}
 	c.get("compare", map[string]any{"a": id, "b": session, "limit": 1}, &comparison)
 	assert.Equal(t, []string{session, session}, []string{comparison.A, comparison.B})
 	assert.NotEmpty(t, comparison.Verdict)
 	require.Len(t, comparison.Kernels, 1)
+	assert.Equal(t, map[string]int{"kernels": 1, "parts": 6}, comparison.Left)
 	for _, row := range append(comparison.Kernels, comparison.Step) {
 		assert.Equal(t, row.A, row.B)
 		var answer struct{ Operation ref }

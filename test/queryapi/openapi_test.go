@@ -12,7 +12,6 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -51,6 +50,13 @@ type api struct {
 	doc     *openapi3.T
 }
 
+func description(t *testing.T) *openapi3.T {
+	doc, err := openapi3.NewLoader().LoadFromFile("../../extension/gpuqueryextension/openapi.yaml")
+	require.NoError(t, err)
+	require.NoError(t, doc.Validate(t.Context()))
+	return doc
+}
+
 func newAPI(t *testing.T, backend store.Backend) *api {
 	f := gpuqueryextension.NewFactory()
 	cfg := f.CreateDefaultConfig().(*gpuqueryextension.Config)
@@ -59,11 +65,7 @@ func newAPI(t *testing.T, backend store.Backend) *api {
 	require.NoError(t, err)
 	require.NoError(t, ext.Start(t.Context(), host{component.MustNewID("gpu_storage"): storage{backend: backend}}))
 	t.Cleanup(func() { assert.NoError(t, ext.Shutdown(context.Background())) })
-	file, err := os.ReadFile("../../extension/gpuqueryextension/openapi.yaml")
-	require.NoError(t, err)
-	doc, err := openapi3.NewLoader().LoadFromData(file)
-	require.NoError(t, err)
-	require.NoError(t, doc.Validate(t.Context()))
+	doc := description(t)
 	doc.Servers = openapi3.Servers{{URL: "http://" + cfg.Endpoint + "/api/v1"}}
 	routes, err := gorillamux.NewRouter(doc)
 	require.NoError(t, err)
@@ -94,6 +96,15 @@ func (a *api) call(t *testing.T, method, target string) (code int, body []byte, 
 	err = openapi3filter.ValidateResponse(t.Context(), &openapi3filter.ResponseValidationInput{
 		RequestValidationInput: in, Status: res.StatusCode, Header: res.Header, Body: io.NopCloser(bytes.NewReader(body)),
 	})
+	if content := route.Operation.Responses.Status(res.StatusCode); err == nil && content != nil && content.Value.Content["application/json"] != nil {
+		var answer any
+		if err := json.Unmarshal(body, &answer); err != nil {
+			return 0, nil, err
+		}
+		if more, _ := differences("", content.Value.Content["application/json"].Schema.Value, []any{answer}); more != nil {
+			return res.StatusCode, body, fmt.Errorf("the description lacks the members %q", more)
+		}
+	}
 	// What the description allows must not be a bad request.
 	if invalid := openapi3filter.ValidateRequest(t.Context(), in); invalid != nil && res.StatusCode == http.StatusOK && err == nil {
 		err = fmt.Errorf("the description does not allow an accepted request: %w", invalid)

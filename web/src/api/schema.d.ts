@@ -1598,7 +1598,6 @@ export interface components {
             gain_share: number;
             evidence: components["schemas"]["Reference"][];
         };
-        /** @description `gpuflight report --json` adds session, service, scope_times (the scopes of AnalysedScopes) and critical_paths: of each, a CriticalPath and the number of the step in the member step */
         Analysis: {
             base: components["schemas"]["UnixNano"];
             from: components["schemas"]["Time"];
@@ -1616,6 +1615,85 @@ export interface components {
             devices: components["schemas"]["AnalysedDevice"][];
             steps: components["schemas"]["AnalysedSteps"];
             findings: components["schemas"]["Finding"][];
+        };
+        /** @description What `gpuflight report --json` prints. Times outside `analyses` are in seconds */
+        Report: {
+            sessions: components["schemas"]["Count"];
+            /** @description By name, the most time first */
+            kernels: components["schemas"]["ReportSum"][];
+            /** @description By kind */
+            copies: components["schemas"]["ReportSum"][];
+            /** @description Of all */
+            sets: components["schemas"]["ReportSum"];
+            /** @description Those with the most device time, in the order of the tree */
+            scopes: components["schemas"]["ReportScope"][];
+            /** @description Launches of graphs */
+            graphs: components["schemas"]["Count"];
+            /** @description Operations whose times are not measured */
+            estimated: components["schemas"]["Count"];
+            /** @description Scopes that deep windows made longer */
+            slowed_scopes?: components["schemas"]["Count"];
+            /** @description Sessions that an overhead budget had recorded in time slices */
+            sliced_sessions?: components["schemas"]["Count"];
+            lost: {
+                records_dropped: components["schemas"]["Count"];
+                records_rejected: components["schemas"]["Count"];
+                spans_left_out: components["schemas"]["Count"];
+                spans_unsampled: components["schemas"]["Count"];
+            };
+            /** @description Deep windows; see docs/deep-profiling.md */
+            windows?: {
+                [key: string]: unknown;
+            };
+            /** @description What was measured inside kernels; see docs/deep-profiling.md */
+            inside?: {
+                [key: string]: unknown;
+            };
+            /** @description One of each session */
+            analyses?: components["schemas"]["ReportAnalysis"][];
+        };
+        ReportSum: {
+            /** @description Absent for sets, `_other` for the sum of those that are not listed */
+            name?: string;
+            count: components["schemas"]["Count"];
+            seconds: number;
+            max_seconds: number;
+            /** @description Absent if 0 */
+            bytes?: components["schemas"]["Count"];
+            longest?: components["schemas"]["ReportSpan"];
+        };
+        /** @description The longest launch or instance; absent if its span is unknown */
+        ReportSpan: {
+            span: components["schemas"]["SpanID"];
+            start: components["schemas"]["UnixNano"];
+            /** @description Of a kernel */
+            shape?: string;
+        };
+        ReportScope: {
+            /** @description Names, outermost first */
+            path: string[];
+            count: components["schemas"]["Count"];
+            seconds: number;
+            max_seconds: number;
+            /** @description Device time of work that no scope below launched */
+            self_device_seconds: number;
+            /** @description Of all work. Absent if spans are missing */
+            device_seconds?: number;
+            /** @description Absent if spans are missing */
+            kernels?: components["schemas"]["Count"];
+            longest?: components["schemas"]["ReportSpan"];
+        };
+        ReportAnalysis: components["schemas"]["Analysis"] & {
+            session: string;
+            service: string;
+            /** @description Of the device with the most kernel time */
+            scope_times: components["schemas"]["ScopeTime"][];
+            /** @description Of the typical step and of the first outlier */
+            critical_paths: components["schemas"]["ReportPath"][];
+        };
+        ReportPath: components["schemas"]["CriticalPath"] & {
+            /** @description Number of the step */
+            step: components["schemas"]["Count"];
         };
         CriticalPath: {
             base: components["schemas"]["UnixNano"];
