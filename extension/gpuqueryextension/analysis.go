@@ -72,9 +72,11 @@ func (s *server) analysedOperations(ctx context.Context, r *request) (any, error
 		f.Fusion = true
 	case finding != "":
 		r.fail("finding", `must be "fusion", without a scope`)
-	case !strings.HasPrefix(scope, "\n"):
+	case scope == "\n":
+		f.Outside = true
+	case scope != "" && scope[0] != '\n':
 		r.fail("scope", "must be names, each after a line feed")
-	case scope != "\n":
+	case scope != "":
 		f.Scope = strings.Split(scope[1:], "\n")
 	}
 	return s.analyse(r, func(src analysis.Source, o analysis.Options) (any, error) {

@@ -151,7 +151,7 @@ func TestAnalysis_Operations(t *testing.T) {
 		assert.Equal(t, x.Operations[:1], few.Operations, want.Path)
 		assert.Equal(t, x.Parts, few.Parts, want.Path)
 	}
-	for _, query := range []string{"", "scope=step", "finding=host", "finding=fusion&scope=%0Astep", "scope=%0A&limit=0", "scope=%0A&from=5&to=4"} {
+	for _, query := range []string{"scope=step", "finding=host", "finding=fusion&scope=%0Astep", "scope=%0A&limit=0", "scope=%0A&from=5&to=4"} {
 		assert.Equal(t, http.StatusBadRequest, call(s, http.MethodGet, p+"/operations?"+query).Code, query)
 	}
 }

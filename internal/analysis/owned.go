@@ -44,13 +44,14 @@ type Owned struct {
 	owner   [numClasses]*OwnedOp
 }
 
-// OwnedFilter selects operations of a device.
+// OwnedFilter selects operations of a device, all by default.
 type OwnedFilter struct {
 	Device string
-	// Scope is a path of [ScopeTime]: with the scopes below, or what runs outside all scopes if it is empty. Fusion
-	// are the operations whose idle time by causes launch and latency is the gain of the finding "fusion", with
-	// this time only.
-	Scope  []string
+	// Scope is a path of [ScopeTime], with the scopes below. Outside are the operations outside all scopes.
+	Scope   []string
+	Outside bool
+	// Fusion are the operations whose idle time by causes launch and latency is the gain of the finding "fusion",
+	// with this time only.
 	Fusion bool
 }
 
@@ -73,7 +74,9 @@ func ListOwned(ctx context.Context, src Source, o Options, f OwnedFilter, limit 
 
 // begin gives an operation its time if it is selected.
 func (x *Owned) begin(w *work) {
-	if path := w.scope.path; !x.Fusion && len(path) >= len(x.Scope) && slices.Equal(path[:len(x.Scope)], x.Scope) && (len(x.Scope) > 0 || len(path) == 0) {
+	path := w.scope.path
+	inside := len(path) >= len(x.Scope) && slices.Equal(path[:len(x.Scope)], x.Scope)
+	if inside && !x.Fusion && (!x.Outside || len(path) == 0) {
 		w.own = &OwnedOp{Ref: w.ref, QueueNs: w.queueNs}
 	}
 }

@@ -35,7 +35,7 @@ func requireOwned(t *testing.T, src Source, o Options) (scopes, fusions int) {
 	}
 	for i := range p.Times {
 		want := &p.Times[i]
-		x := list(OwnedFilter{Device: p.Device, Scope: want.Path})
+		x := list(OwnedFilter{Device: p.Device, Scope: want.Path, Outside: len(want.Path) == 0})
 		require.Equal(t, want.Parts, x.Parts, "%q", want.Path)
 		require.Equal(t, []int64{want.Launches, want.Late}, []int64{x.Launches, x.Late}, "%q", want.Path)
 		queue := histogram{}
@@ -46,11 +46,25 @@ func requireOwned(t *testing.T, src Source, o Options) (scopes, fusions int) {
 		}
 		require.Equal(t, want.QueueP50Ns, queue.quantile(50), "%q", want.Path)
 	}
+	if p.Device != "" {
+		x, all := list(OwnedFilter{Device: p.Device}), Parts{}
+		for i := range p.Times {
+			if len(p.Times[i].Path) < 2 {
+				all = all.plus(&p.Times[i].Parts)
+			}
+		}
+		require.Equal(t, all, x.Parts)
+	}
 	for i := range p.Result.Findings {
 		if f := &p.Result.Findings[i]; f.Kind == "fusion" {
 			x := list(OwnedFilter{Device: f.Device, Fusion: true})
 			require.Equal(t, f.GainNs, x.WallNs)
 			require.Equal(t, f.GainNs, x.Idle[Launch]+x.Idle[Latency])
+			for j := range p.Result.Devices {
+				if d := &p.Result.Devices[j]; d.ID == f.Device {
+					require.LessOrEqual(t, f.GainNs, d.Active.Idle[Launch]+d.Active.Idle[Latency])
+				}
+			}
 			fusions++
 		}
 	}
@@ -82,13 +96,16 @@ func TestListOwned_Sums(t *testing.T) {
 	assert.Greater(t, scopes, 500)
 }
 
-// launchBound has short kernels before, in and after steps, which can be fused.
+// launchBound has short kernels in and after steps, which can be fused.
 func launchBound() *program {
-	p := train(40, func(p *program, _ int) {
-		kernels(p, 20, µs)
-		p.sync()
-	})
-	kernels(p, 200, µs)
+	short := func(p *program, n int) {
+		for range n {
+			p.launch("scale", µs)
+			p.launch("add", µs)
+		}
+	}
+	p := train(40, func(p *program, _ int) { short(p, 10) })
+	short(p, 200)
 	return p
 }
 

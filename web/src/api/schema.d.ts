@@ -469,7 +469,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * The operations of which the time of a scope, or the gain of a finding, consists
+         * The operations of which the time of a device, of a scope or the gain of a finding consists
          * @description The sums are of all operations that are found, and equal those of `getAnalysedScopes`, or `gain_at_most_ns` of the finding. All are of the part that was read if `complete` is false. The request reads all rows and counts as an analysis: see `getAnalysis`.
          */
         get: operations["getAnalysedOperations"];
