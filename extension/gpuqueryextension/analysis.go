@@ -54,7 +54,7 @@ func (s *server) analysedGaps(ctx context.Context, r *request) (any, error) {
 // each.
 func (s *server) analysedScopes(ctx context.Context, r *request) (any, error) {
 	return s.analyse(r, func(src analysis.Source, o analysis.Options) (any, error) {
-		p, err := analysis.NewProfile(ctx, src, o)
+		p, err := analysis.NewTimes(ctx, src, o)
 		if err != nil {
 			return nil, err
 		}

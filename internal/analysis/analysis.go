@@ -80,9 +80,7 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 	}
 	if a.profile = o.profile; a.profile != nil {
 		a.grouping = true
-		if err = a.profile.begin(ctx, src, a); err != nil {
-			return nil, err
-		}
+		a.profile.begin(a)
 	}
 	rule := "scopes"
 	if !o.NoSteps {
@@ -150,6 +148,11 @@ func (a *analysis) sweep(ctx context.Context, src Source, from, to int64, deadli
 			a.reached = max(row.StartNs, a.from)
 			return errDeadline
 		}
+		if a.grouping {
+			if err := a.profile.reach(ctx, src, row); err != nil {
+				return err
+			}
+		}
 		a.visit(row)
 		return nil
 	})
@@ -160,15 +163,26 @@ func (a *analysis) sweep(ctx context.Context, src Source, from, to int64, deadli
 }
 
 // nameScopes gives the devices the scopes of a sweep, if there are too many for all of the interval.
-func (a *analysis) nameScopes(ctx context.Context, src Source, from, to int64) (err error) {
+func (a *analysis) nameScopes(ctx context.Context, src Source, begin, to int64) (err error) {
 	if !a.more {
 		return nil
 	}
+	from := begin
+	var more bool
 	for _, d := range a.order {
 		from = min(from, d.now)
 	}
-	if a.scopes, _, err = src.Scopes(ctx, from, to, maxScopes); err != nil {
+	if a.scopes, more, err = src.Scopes(ctx, from, to, maxScopes); err != nil {
 		return err
+	}
+	if a.grouping {
+		list := a.scopes
+		if more && from < begin { // a device has been idle for long
+			if list, more, err = src.Scopes(ctx, begin, to, maxScopes); err != nil {
+				return err
+			}
+		}
+		a.profile.setScopes(list, begin, more)
 	}
 	for _, d := range a.order {
 		d.scopes = scopeCursor{list: a.scopes}

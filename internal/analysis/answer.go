@@ -439,24 +439,29 @@ func NewAnswerPath(c *CriticalPath, base int64, limit int) *AnswerPath {
 		}
 	}
 	slices.SortStableFunc(a.Kinds, func(x, y AnswerPathKind) int { return cmp.Compare(y.Ns, x.Ns) })
-	order := make([]int, len(c.Parts))
-	for i := range order {
-		order[i] = i
-	}
-	ns := func(i int) int64 { return c.Parts[i].EndNs - c.Parts[i].StartNs }
-	if len(order) > limit {
-		slices.SortStableFunc(order, func(x, y int) int { return cmp.Compare(ns(y), ns(x)) })
-		for _, i := range order[limit:] {
-			a.MoreParts++
-			a.MoreNs += ns(i)
+	ns := func(p *PathPart) int64 { return p.EndNs - p.StartNs }
+	var least int64 // the duration of the shortest one that is listed
+	var equal int   // the number of those with this duration, the first ones
+	if len(c.Parts) > limit {
+		durations := make([]int64, len(c.Parts))
+		for i := range c.Parts {
+			durations[i] = ns(&c.Parts[i])
 		}
-		order = order[:limit]
-		slices.Sort(order)
+		slices.Sort(durations)
+		least = durations[len(durations)-max(limit, 1)]
+		equal, _ = slices.BinarySearch(durations[len(durations)-limit:], least+1)
 	}
-	for _, i := range order {
+	for i := range c.Parts {
 		p := &c.Parts[i]
+		if n := ns(p); n < least || n == least && equal == 0 {
+			a.MoreParts++
+			a.MoreNs += n
+			continue
+		} else if n == least {
+			equal--
+		}
 		part := AnswerPathPart{
-			Start: p.StartNs - base, DurationNs: ns(i), Kind: p.Kind, Name: p.Name, Spans: []AnswerRef{}, Session: p.Session, Device: p.Device, Assumed: p.Assumed,
+			Start: p.StartNs - base, DurationNs: ns(p), Kind: p.Kind, Name: p.Name, Spans: []AnswerRef{}, Session: p.Session, Device: p.Device, Assumed: p.Assumed,
 		}
 		if p.Stream.OK {
 			part.Stream = &p.Stream.V

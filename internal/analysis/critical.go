@@ -112,16 +112,30 @@ const AnyDevice = "\x00"
 // is Lane.Device. AnyDevice is the one on which an operation starts at to, or else ended last.
 // docs/internals/critical-path.md has the rules.
 func StepPath(ctx context.Context, src Source, from, to int64, device string) (*CriticalPath, error) {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	w := &walker{from: from}
-	// The operation that begins the next step starts at to.
-	if err := w.read(ctx, src, from, to+1); err != nil {
-		return nil, err
+	var scopes []Scope
+	var missing *Missing
+	read := func() (err error) {
+		if scopes, _, err = src.Scopes(ctx, from, to, maxScopes); err == nil {
+			missing, err = MissingWork(ctx, src)
+		}
+		return err
 	}
-	w.prepare()
-	w.step(to, device)
-	scopes, _, err := src.Scopes(ctx, from, to, maxScopes)
-	if err != nil {
-		return nil, err
+	if _, ok := src.(keeper); ok { // a store, which answers at the same time
+		read = start(read)
+	}
+	// The operation that begins the next step starts at to.
+	err := w.read(ctx, withoutPlaces(src), from, to+1)
+	if err == nil {
+		w.prepare()
+		w.step(to, device)
+	} else {
+		stop()
+	}
+	if failed := read(); cmp.Or(err, failed) != nil {
+		return nil, cmp.Or(err, failed)
 	}
 	slices.Reverse(w.parts)
 	cursor := scopeCursor{list: scopes}
@@ -133,10 +147,6 @@ func StepPath(ctx context.Context, src Source, from, to int64, device string) (*
 				p.Name = cmp.Or(p.Name, s.Name)
 			}
 		}
-	}
-	missing, err := MissingWork(ctx, src)
-	if err != nil {
-		return nil, err
 	}
 	if missing != nil {
 		assume(w.parts)
@@ -250,6 +260,8 @@ func (w *walker) add(row *store.OpRow, info *shapeInfo) {
 
 // prepare sorts what has been added.
 func (w *walker) prepare() {
+	w.byEnd, w.calls = make([]int, 0, len(w.ops)), slices.Grow(w.calls, len(w.ops))
+	w.parts = make([]PathPart, 0, 2*len(w.ops)) // often a launch, or the time before it, and the operation
 	for i := range w.ops {
 		o := &w.ops[i]
 		if o.end > o.start {

@@ -334,3 +334,28 @@ func TestSpanPath_MissingWork(t *testing.T) {
 	assert.Equal(t, &Missing{0.5, "About 50 % of the work is missing: an overhead budget left 50 % of the time recorded."}, c.Missing)
 	assert.Equal(t, [numPathKinds]int64{Host: 300, Unknown: 700}, c.Sums)
 }
+
+// TestNewAnswerPath_Limit lists the longest parts in order, of equal ones the first.
+func TestNewAnswerPath_Limit(t *testing.T) {
+	c := &CriticalPath{ToNs: 17}
+	for _, ns := range []int64{3, 1, 5, 3, 2, 3} {
+		at := int64(0)
+		if n := len(c.Parts); n > 0 {
+			at = c.Parts[n-1].EndNs
+		}
+		c.Parts = append(c.Parts, PathPart{StartNs: at, EndNs: at + ns})
+	}
+	for limit, want := range [][]int64{{}, {4}, {0, 4}, {0, 4, 9}, {0, 4, 9, 14}, {0, 4, 9, 12, 14}, {0, 3, 4, 9, 12, 14}, {0, 3, 4, 9, 12, 14}} {
+		t.Run(fmt.Sprint(limit), func(t *testing.T) {
+			a := NewAnswerPath(c, 0, limit)
+			starts, sum := []int64{}, a.MoreNs
+			for _, p := range a.Parts {
+				starts = append(starts, p.Start)
+				sum += p.DurationNs
+			}
+			assert.Equal(t, want, starts)
+			assert.Equal(t, len(c.Parts)-len(want), a.MoreParts)
+			assert.Equal(t, c.ToNs, sum)
+		})
+	}
+}

@@ -87,7 +87,7 @@ func (x *Gaps) list(ctx context.Context, src Source, a *analysis, r *Result, dea
 	x.FromNs, x.ToNs, x.unknown = d.ActiveFromNs, d.ActiveToNs, r.Missing != nil
 	again := a.again(r)
 	again.gaps = x
-	err := again.sweep(ctx, src, a.from, r.ToNs, deadline)
+	err := again.sweep(ctx, withoutPlaces(src), a.from, r.ToNs, deadline)
 	if errors.Is(err, errDeadline) {
 		x.Complete, err = false, nil
 	}

@@ -77,10 +77,10 @@ func (t *tally) pair(key uint64, before, after string) *pair {
 	return p
 }
 
-// addPair adds a kernel that ended idle time, and the one before.
+// addPair adds a kernel that ended idle time, and the one before if it is in the same step.
 func (d *device) addPair(w *work, idle *CauseSums) {
 	ns, last := idle[Launch]+idle[Latency], &d.last
-	if ns == 0 || !w.kernel || !d.any || !last.kernel || last.lane != w.lane || w.class != classCompute || last.class != classCompute {
+	if ns == 0 || !w.kernel || !d.any || !last.kernel || last.lane != w.lane || w.class != classCompute || last.class != classCompute || d.steps.changes(w) {
 		return
 	}
 	if d.steps.begun && d.steps.open == nil {

@@ -148,6 +148,35 @@ func TestRun_Fusion(t *testing.T) {
 	assert.Nil(t, findingOf(run(t, r, 20_000, Options{}), "fusion"))
 }
 
+// TestRun_FusionInSteps has pairs of kernels of two steps, which cannot be fused.
+func TestRun_FusionInSteps(t *testing.T) {
+	r := train(20, func(p *program, _ int) {
+		for _, name := range []string{"first", "op", "last"} {
+			p.host += 15 * µs
+			p.launch(name, µs)
+		}
+	}).reader()
+	for _, rule := range []string{"scopes", "kernels", "none"} {
+		t.Run(rule, func(t *testing.T) {
+			o := Options{NoSteps: rule == "none"}
+			if rule == "kernels" {
+				r.spans = nil
+			}
+			result := run(t, r, 20_000, o)
+			require.Equal(t, rule, result.Steps.Rule)
+			counts := map[string]int64{}
+			for _, p := range result.Devices[0].pairs {
+				counts[p.names[0]+" "+p.names[1]] = p.count
+			}
+			want := map[string]int64{"first op": 20, "op last": 20}
+			if rule == "none" {
+				want["last first"] = 19
+			}
+			assert.Equal(t, want, counts)
+		})
+	}
+}
+
 func TestTally_PairBounds(t *testing.T) {
 	var tally tally
 	for i := range maxPairs + 10 {

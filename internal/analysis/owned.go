@@ -169,10 +169,8 @@ func (x *Owned) list(ctx context.Context, src Source, a *analysis, r *Result, de
 	}
 	again := a.again(r)
 	again.owned, again.grouping, again.profile = x, true, &profiler{}
-	err := again.profile.begin(ctx, src, again)
-	if err == nil {
-		err = again.sweep(ctx, src, a.from, r.ToNs, deadline)
-	}
+	again.profile.begin(again)
+	err := again.sweepAll(ctx, src, a.parts, deadline)
 	if errors.Is(err, errDeadline) {
 		x.Complete, err = false, nil
 	}
@@ -180,6 +178,7 @@ func (x *Owned) list(ctx context.Context, src Source, a *analysis, r *Result, de
 		return err
 	}
 	again.finish(r.ToNs)
+	x.Complete = x.Complete && !again.profile.many // else paths are unknown
 	x.owner = [numClasses]*OwnedOp{}
 	if x.unknown {
 		for _, op := range x.List {
@@ -188,4 +187,18 @@ func (x *Owned) list(ctx context.Context, src Source, a *analysis, r *Result, de
 		x.Idle = CauseSums{Unknown: x.IdleNs}
 	}
 	return nil
+}
+
+// sweepAll sweeps part by part, because each has its own scopes if there are many.
+func (a *analysis) sweepAll(ctx context.Context, src Source, parts []part, deadline time.Time) error {
+	from := a.from
+	for i := range parts {
+		if to := min(parts[i].to, a.to); to > from && to < a.to {
+			if err := a.sweep(ctx, src, from, to, deadline); err != nil {
+				return err
+			}
+			from = to
+		}
+	}
+	return a.sweep(ctx, src, from, a.to, deadline)
 }

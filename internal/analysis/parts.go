@@ -34,7 +34,7 @@ const (
 	partGrid  = int64(1) << partShift
 	partShift = 28
 	// partVersion changes with the format of parts and with the rules of the analysis.
-	partVersion = 8
+	partVersion = 9
 )
 
 // keeper is a source that keeps parts.
@@ -74,9 +74,7 @@ func (s scanned) Ops(ctx context.Context, from, to int64, visit func(*store.OpRo
 }
 
 // scanned returns the source of the operations of part i, with places if groups need them.
-func (a *analysis) scanned(k keeper, i int) scanned {
-	return scanned{k, a.grouping && !a.profile.more, a.ahead[i]}
-}
+func (a *analysis) scanned(k keeper, i int) scanned { return scanned{k, a.grouping, a.ahead[i]} }
 
 // ahead is a scan that begins before its rows are needed. It holds a block of rows until it gets their visitor.
 type ahead struct {
@@ -84,11 +82,11 @@ type ahead struct {
 	wait  func() error
 }
 
-func scanAhead(ctx context.Context, k keeper, from, to int64) *ahead {
+func scanAhead(ctx context.Context, k keeper, from, to int64, places bool) *ahead {
 	x := &ahead{visit: make(chan func(*store.OpRow) error, 1)}
 	var visit func(*store.OpRow) error
 	x.wait = start(func() error {
-		return k.scan(ctx, from, to, false, func(row *store.OpRow) error {
+		return k.scan(ctx, from, to, places, func(row *store.OpRow) error {
 			if visit == nil {
 				select {
 				case visit = <-x.visit:
@@ -121,11 +119,11 @@ func (a *analysis) plan(ctx context.Context, k keeper, first int64, o Options) (
 	if a.parts, err = a.partsOf(ctx, k, a.from, a.to); err != nil {
 		return err
 	}
-	if a.update == nil && o.profile == nil {
+	if a.update == nil {
 		a.ahead = map[int]*ahead{}
 		for i, p := range a.parts {
 			if p.from < a.from && a.from != first || p.to > a.to {
-				a.ahead[i] = scanAhead(ctx, k, max(p.from, a.from), min(p.to, a.to))
+				a.ahead[i] = scanAhead(ctx, k, max(p.from, a.from), min(p.to, a.to), o.profile != nil)
 			}
 		}
 	}
@@ -591,9 +589,7 @@ func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, i int, key 
 	before := a.carries()
 	if a.profile == nil {
 		a.profile = &profiler{}
-		if err := a.profile.begin(ctx, k, a); err != nil {
-			return err
-		}
+		a.profile.begin(a)
 	}
 	a.profile.earliest, a.grouping = p.from, true
 	defer func() { a.grouping = o.profile != nil }()
@@ -668,13 +664,14 @@ func (a *analysis) useGroups(ctx context.Context, k keeper, p *part, part []byte
 	c.bools(&more)
 	c.ints(&earliest)
 	c.uint(&scopes)
-	if of != uint64(crc32.ChecksumIEEE(partBody(part))) || more != a.profile.more || scopes != a.scopeSums.of(earliest, p.to) {
+	if of != uint64(crc32.ChecksumIEEE(partBody(part))) || scopes != a.scopeSums.of(earliest, p.to) {
 		return false, nil
 	}
 	var all map[string]*groups
 	if c.allGroups(&all); !c.in.OK() || len(c.in.Rest) > 0 {
 		return false, nil
 	}
+	a.profile.many = a.profile.many || more
 	for id, g := range all {
 		if t := tallies[id]; t != nil {
 			t.groups = g

@@ -34,12 +34,27 @@ type keeping struct {
 	full   bool  // keep fails
 	ops    int64 // of a part
 	times  int64 // counts returns so many times the operations, 0 is 1
+	few    bool  // Scopes returns a 5,000th of the scopes that it may return
 }
 
 const keepingGrid = 16 * µs
 
 func (r *pages) keeping() *keeping {
 	return &keeping{Source: FromReader(r, "", "s"), rows: r, values: map[string][]byte{}, ops: 20}
+}
+
+func (k *keeping) Scopes(ctx context.Context, from, to int64, n int) ([]Scope, bool, error) {
+	if k.few {
+		n /= 5000
+	}
+	return k.Source.Scopes(ctx, from, to, n)
+}
+
+func (k *keeping) namedScopes(ctx context.Context, from, to int64, prefixes []string) ([]Scope, error) {
+	list, _, err := k.Source.Scopes(ctx, from, to, maxNamed)
+	return slices.DeleteFunc(list, func(s Scope) bool {
+		return !slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(s.Name, p) })
+	}), err
 }
 
 func (k *keeping) partSize() (ops, grid int64) { return k.ops, keepingGrid }

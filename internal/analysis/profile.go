@@ -39,9 +39,9 @@ type Profile struct {
 	// Device is the device that the groups and times are of, "" without operations.
 	Device string
 	// Times are the times of scopes in the active interval of the device, each before those below it, the longest
-	// first.
+	// first. It is nil if a part of the interval that is read at once has more than 200,000 scopes.
 	Times []ScopeTime
-	// ManyScopes says that the session has more than 200,000 scopes. Scopes is then empty.
+	// ManyScopes says that the interval has more than 200,000 scopes. Scopes is then empty.
 	ManyScopes bool
 	// More says that there are 2000 or more kernels, shapes or scopes. Those that come later are in no group.
 	More bool
@@ -145,44 +145,76 @@ func (s *Series) merge(o *Series, at, n int) {
 // are then the same, and a series can have fewer, larger cells. Cells of more than one repetition can also differ by
 // a part of one. A session without operations gives a profile without steps and groups.
 func NewProfile(ctx context.Context, src Source, o Options) (*Profile, error) {
+	return newProfile(ctx, src, o, false)
+}
+
+// NewTimes is NewProfile without Scopes, for which all scopes of the interval are read. ManyScopes is of Times.
+func NewTimes(ctx context.Context, src Source, o Options) (*Profile, error) {
+	return newProfile(ctx, src, o, true)
+}
+
+func newProfile(ctx context.Context, src Source, o Options, times bool) (*Profile, error) {
 	o.profile = &profiler{}
 	result, err := Run(ctx, src, o)
 	if err != nil {
 		return nil, err
 	}
 	out := &Profile{Result: result}
-	o.profile.finish(out)
+	if err := o.profile.finish(ctx, src, out, times); err != nil {
+		return nil, err
+	}
 	return out, nil
 }
 
 // profiler adds operations to the groups of all devices, because the one with the most kernel time is known only
 // at the end.
 type profiler struct {
-	a        *analysis // nil if the interval is empty
-	scopes   []Scope
-	more     bool // there are others
-	paths    *pathTree
-	earliest int64 // start of a launch, since the begin of the part
+	a     *analysis // nil if the interval is empty
+	paths *pathTree
+	// begun is the begin of the sweep. The tree has the scopes that end after known, which is not later.
+	begun, known int64
+	more         bool  // the sweep had too many scopes
+	many         bool  // so had a sweep of the interval
+	earliest     int64 // start of a launch, since the begin of the part
 }
 
-// begin is called when the scopes that decide which ones are steps are known. It reads the others.
-func (p *profiler) begin(ctx context.Context, src Source, a *analysis) (err error) {
-	p.a, p.scopes = a, a.scopes
-	if a.more {
-		if p.scopes, p.more, err = src.Scopes(ctx, a.from, a.to, maxScopes); err != nil {
-			return err
-		}
+// begin is called when the scopes that decide which ones are steps are known. If there are others, each sweep sets its
+// own.
+func (p *profiler) begin(a *analysis) {
+	p.a, p.paths = a, newPathTree()
+	if !a.more {
+		p.setScopes(a.scopes, a.from, false)
 	}
-	if p.more {
-		p.scopes = nil // the paths of later operations are unknown
-	}
-	p.paths = newPathTree(p.scopes)
-	return nil
 }
 
-func (p *profiler) finish(out *Profile) {
+// setScopes replaces the scopes by those from a time on, all or the first ones.
+func (p *profiler) setScopes(scopes []Scope, from int64, more bool) {
+	clear(p.paths.spans)
+	p.paths.add(scopes)
+	p.begun, p.known = from, from
+	p.more, p.many = more, p.many || more
+}
+
+// reach reads earlier scopes if that of an operation is unknown: it can have ended between the launch and the begin
+// of the sweep.
+func (p *profiler) reach(ctx context.Context, src Source, row *store.OpRow) error {
+	at := row.StartNs
+	if launchKnown(row) {
+		at = row.LaunchStartNs.V
+	}
+	if at >= p.known || !onDevice(row.ShapeRef.Operation) || p.paths.has(&row.PlaceRef) {
+		return nil
+	}
+	at = max(min(at, 2*p.known-p.begun), 0) // few reads, however many launches are earlier
+	scopes, _, err := src.Scopes(ctx, at, p.known, maxScopes)
+	p.paths.add(scopes)
+	p.known = at
+	return err
+}
+
+func (p *profiler) finish(ctx context.Context, src Source, out *Profile, times bool) (err error) {
 	if p.a == nil {
-		return
+		return nil
 	}
 	if most := p.a.busiest(); most != nil && most.groups != nil {
 		most.groups.finish(out, most)
@@ -191,11 +223,22 @@ func (p *profiler) finish(out *Profile) {
 			missingTimes(out.Times)
 		}
 	}
-	if out.ManyScopes = p.more; p.more {
-		out.Scopes, out.Times = nil, nil
-		return
+	if out.ManyScopes = p.many; p.many {
+		out.Times = nil
 	}
-	p.scopeCalls(out, p.scopes)
+	scopes := p.a.scopes
+	if p.a.more && !times && !p.many {
+		if scopes, out.ManyScopes, err = src.Scopes(ctx, p.a.from, p.a.to, maxScopes); err != nil {
+			return err
+		}
+		p.setScopes(scopes, p.a.from, out.ManyScopes)
+	}
+	if out.ManyScopes || times {
+		out.Scopes = nil
+		return nil
+	}
+	p.scopeCalls(out, scopes)
+	return nil
 }
 
 // groups are those of a device in an interval.
@@ -454,8 +497,12 @@ type pathNode struct {
 
 const maxPaths = 100_000
 
-func newPathTree(scopes []Scope) *pathTree {
-	p := &pathTree{all: make([]pathNode, 1), ids: map[pathNode]int32{}, spans: map[store.SpanID]int32{}, texts: map[string]int32{}}
+func newPathTree() *pathTree {
+	return &pathTree{all: make([]pathNode, 1), ids: map[pathNode]int32{}, spans: map[store.SpanID]int32{}, texts: map[string]int32{}}
+}
+
+// add adds scopes with those around them.
+func (p *pathTree) add(scopes []Scope) {
 	byID := make(map[store.SpanID]*Scope, len(scopes))
 	for i := range scopes {
 		if _, ok := byID[scopes[i].Span]; !ok {
@@ -481,7 +528,12 @@ func newPathTree(scopes []Scope) *pathTree {
 			p.spans[s.Span] = id
 		}
 	}
-	return p
+}
+
+// has says whether the tree has the path of an operation.
+func (p *pathTree) has(place *store.Place) bool {
+	_, ok := p.spans[place.Parent]
+	return ok || place.ScopePath != "" || place.Parent == 0
 }
 
 // child returns the path below another one, or the other one if there are too many.

@@ -241,5 +241,6 @@ func TestNewProfile_ManyScopes(t *testing.T) {
 	p = profile(4_100, 50)
 	assert.True(t, p.ManyScopes)
 	assert.Empty(t, p.Scopes)
+	assert.Nil(t, p.Times)
 	assert.Len(t, p.Steps, 4_100)
 }

@@ -11,7 +11,18 @@ import (
 // scanReader is the source of a session in a store that scans rows and keeps parts.
 type scanReader struct {
 	reader
-	store store.Scanner
+	store    store.Scanner
+	noPlaces bool // of Ops
+}
+
+// withoutPlaces returns a source whose operations need no PlaceRef.
+func withoutPlaces(src Source) Source {
+	if s, ok := src.(*scanReader); ok {
+		bare := *s
+		bare.noPlaces = true
+		return &bare
+	}
+	return src
 }
 
 // Ops reads parts in turn, so that the store sorts a bounded number of rows.
@@ -22,7 +33,7 @@ func (s *scanReader) Ops(ctx context.Context, from, to int64, visit func(*store.
 	}
 	for _, p := range list {
 		q := s.query(max(p.from, from), min(p.to, to))
-		q.Overlapping, q.Places = p.from <= from, true
+		q.Overlapping, q.Places = p.from <= from, !s.noPlaces
 		if err := s.store.ScanOps(ctx, q, visit); err != nil {
 			return err
 		}

@@ -3,6 +3,7 @@
 package analysis
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 
@@ -76,6 +77,57 @@ func TestScopeTimes_RandomTimelines(t *testing.T) {
 				require.Equal(t, want.Times, got.Times, "seed %d", seed)
 			}
 		}
+	}
+}
+
+// TestScopeTimes_ManyScopes has more scopes than are read at once, except in parts. Operations name the scope that
+// launched them, which can have ended before the part.
+func TestScopeTimes_ManyScopes(t *testing.T) {
+	for seed := range uint64(100) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			rng := rand.New(rand.NewPCG(seed, 5))
+			r := random(seed)
+			r.spans = nil
+			for i := range int64(80) {
+				at := i / 2 * 50 * µs
+				s := store.Span{StartNs: at, EndNs: at + 1 + rng.Int64N(50)*µs, Span: store.SpanID(10_000 + i), Name: fmt.Sprint("step ", i/2), Operation: "scope"}
+				if i%2 == 1 {
+					s.Parent, s.Name = s.Span-1, "forward"
+					s.EndNs = r.spans[i-1].EndNs
+				}
+				r.spans = append(r.spans, store.SpanRow{Span: s})
+			}
+			for i := range r.ops {
+				o := &r.ops[i]
+				for _, s := range r.spans {
+					if at := o.LaunchStartNs; at.OK && s.StartNs <= at.V && at.V < s.EndNs && rng.IntN(2) == 0 {
+						o.PlaceRef = store.Place{Parent: s.Span.Span}
+					}
+				}
+			}
+			k := r.keeping()
+			k.few, k.ops = true, 5
+			for _, o := range []Options{{}, {From: 300 * µs, To: 1500*µs + 17}, {From: 800 * µs}} {
+				want, err := NewTimes(t.Context(), FromReader(r, "", "s"), o)
+				require.NoError(t, err)
+				requireTimes(t, want)
+				for i := range 2 { // sweeps over the parts, and uses them
+					k.swept.Store(0)
+					got, err := NewTimes(t.Context(), k, o)
+					require.NoError(t, err)
+					if i == 1 && o == (Options{}) {
+						require.LessOrEqual(t, k.swept.Load(), k.ops, "the rest of the session")
+					}
+					require.False(t, got.ManyScopes)
+					require.Equal(t, want.Times, got.Times)
+				}
+			}
+			whole, err := NewProfile(t.Context(), k, Options{})
+			require.NoError(t, err)
+			require.True(t, whole.ManyScopes)
+			require.Empty(t, whole.Scopes)
+			requireTimes(t, whole)
+		})
 	}
 }
 

@@ -144,6 +144,23 @@ type stepper struct {
 // divides says whether the work can have steps.
 func (s *stepper) divides() bool { return s.marker != "" || len(s.bounds) > 0 }
 
+// changes says whether an operation begins a step, or ends the last one.
+func (s *stepper) changes(w *work) bool {
+	if s.marker != "" {
+		return w.class != classCopy && w.ref.Name == s.marker
+	}
+	at := w.requested()
+	return s.next < len(s.bounds) && s.bounds[s.next].StartNs <= at || s.open != nil && s.next == len(s.bounds) && at >= s.last
+}
+
+// requested returns the time that decides to which step an operation belongs.
+func (w *work) requested() int64 {
+	if w.launched {
+		return w.launchStart
+	}
+	return w.start
+}
+
 // stepList is the steps that have ended, in an interval.
 type stepList struct {
 	first   bool    // the first step of all begins in the interval
@@ -160,10 +177,7 @@ func (s *stepper) begin(d *device, w *work) {
 		begins = w.class != classCopy && w.ref.Name == s.marker
 		name = s.marker
 	} else if len(s.bounds) > 0 {
-		at := w.start
-		if w.launched {
-			at = w.launchStart
-		}
+		at := w.requested()
 		for s.next < len(s.bounds) && s.bounds[s.next].StartNs <= at {
 			name, begins = s.bounds[s.next].Name, true
 			s.next++

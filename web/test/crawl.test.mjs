@@ -452,6 +452,7 @@ describe("what limits scopes and launches", () => {
         "< 0.001",
         "100 % warps, registers",
       ],
+      ["1 other kernel", "", "", "", "1.85 µs", "", "", ""],
     ]);
     const late = page.getByRole("table", { name: "Limits of scopes" }).getByTitle("3,750 of 3,750 launches");
     assert.equal(await late.count(), 1);

@@ -97,7 +97,7 @@ const maxBusyBins = 512
 // gaps between. The bins of gap_bins have these sums at their start. So it reads the kernels of the bins of
 // the times, and those that gap_bins does not have yet, in the order of their start.
 func (v *view) busyBefore(ctx context.Context, q *store.BusyQuery, times []int64, before map[int64]int64) error {
-	conn, tx, end, err := v.readTx(ctx)
+	conn, tx, end, err := v.s.beginTx(ctx)
 	if err != nil {
 		return err
 	}

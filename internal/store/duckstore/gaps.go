@@ -467,11 +467,11 @@ func (s *Store) trimGaps(ctx context.Context, sess *session, except *segment, bi
 }
 
 func (s *Store) trimSegment(ctx context.Context, seg *segment, bin int64) error {
-	tx, err := s.db.BeginTx(ctx, nil)
+	_, tx, end, err := s.beginTx(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = tx.Rollback() }()
+	defer end()
 	if err := deleteGaps(ctx, tx, seg, bin); err != nil {
 		return err
 	}
@@ -525,11 +525,11 @@ type gapBin struct {
 // reads those that gap_bins does not have yet.
 func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, error) {
 	var answer store.Gaps
-	tx, err := v.s.db.BeginTx(ctx, nil)
+	_, tx, end, err := v.s.beginTx(ctx)
 	if err != nil {
 		return answer, err
 	}
-	defer func() { _ = tx.Rollback() }()
+	defer end()
 	each := func(query string, scan func(*sql.Rows) error, args ...any) error {
 		return eachRow(ctx, tx, v.tables(query), args, scan)
 	}

@@ -166,7 +166,7 @@ const manyPlaces = 1 << 17
 // groupedParts is rowParts by path. There can be one place for each kernel, so the database groups places by what
 // decides their path: the chain of the parent or, if chains are stale, the parent. One place stands for each group.
 func (v *view) groupedParts(ctx context.Context, by by, from, to int64, chained bool) (out []kernelPart, err error) {
-	conn, tx, end, err := v.readTx(ctx)
+	conn, tx, end, err := v.s.beginTx(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -221,11 +221,11 @@ func (v *view) savePaths(ctx context.Context) {
 	for _, id := range p.unsaved {
 		ids, keys = append(ids, int64(id)), append(keys, []byte(p.keys[id]))
 	}
-	tx, err := v.s.db.BeginTx(ctx, nil)
+	_, tx, end, err := v.s.beginTx(ctx)
 	if err != nil {
 		return
 	}
-	defer func() { _ = tx.Rollback() }()
+	defer end()
 	insert, err := tx.PrepareContext(ctx, "INSERT INTO "+v.segments[len(v.segments)-1].alias+".paths VALUES (?, ?)")
 	if err != nil {
 		return

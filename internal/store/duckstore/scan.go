@@ -26,7 +26,7 @@ const scanBlock = 1 << 14
 // query. Fill sets a row of a block from the values of a row and must not panic. Done takes each full block, in another goroutine,
 // while scan fills the next one.
 func scan[T any](ctx context.Context, v *view, query string, args []any, fill func(*T, []driver.Value) error, done func([]T) error) error {
-	conn, _, end, err := v.readTx(ctx)
+	conn, _, end, err := v.s.beginTx(ctx)
 	if err != nil {
 		return err
 	}

@@ -258,11 +258,11 @@ func (v *view) chainedInstances(ctx context.Context, q store.InstanceQuery, n in
 			return nil, true, nil
 		}
 	}
-	tx, err := v.s.db.BeginTx(ctx, nil)
+	_, tx, end, err := v.s.beginTx(ctx)
 	if err != nil {
 		return nil, false, err
 	}
-	defer func() { _ = tx.Rollback() }()
+	defer end()
 	each := func(query string, args []any, scan func(*sql.Rows) error) error {
 		return eachRow(ctx, tx, v.tables(query), args, scan)
 	}

@@ -64,7 +64,7 @@ func (s *Store) acquire(ctx context.Context, seg *segment) error {
 		if s.readOnly {
 			mode = " (READ_ONLY)"
 		}
-		if err := s.attachFile(ctx, seg.file, alias, mode); err != nil {
+		if _, err := s.db.ExecContext(context.WithoutCancel(ctx), "ATTACH "+quote(seg.file)+" AS "+alias+mode); err != nil {
 			return fmt.Errorf("open %s: %w", seg.file, err)
 		}
 		seg.alias = alias
@@ -75,26 +75,6 @@ func (s *Store) acquire(ctx context.Context, seg *segment) error {
 	seg.used = s.sequence
 	s.evictLocked(ctx)
 	return nil
-}
-
-// maxReattach is how long an attachment waits for transactions that used a former file of the same name.
-const maxReattach = 10 * time.Second
-
-// attachFile attaches a file. After a detachment, DuckDB keeps a file until the last transaction that used it has
-// ended. That of a cancelled query ends after the query, so a session that is written again after its deletion can
-// meet it.
-func (s *Store) attachFile(ctx context.Context, file, alias, mode string) error {
-	for end := time.Now().Add(maxReattach); ; {
-		_, err := s.db.ExecContext(context.WithoutCancel(ctx), "ATTACH "+quote(file)+" AS "+alias+mode)
-		if err == nil || !strings.Contains(err.Error(), "is already attached by database") || time.Now().After(end) {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
 }
 
 func (s *Store) release(seg *segment) {
@@ -293,11 +273,11 @@ func (s *Store) migrate(ctx context.Context, file string) (err error) {
 }
 
 func (s *Store) migrateTo(ctx context.Context, seg *segment, v int) error {
-	tx, err := s.db.BeginTx(ctx, nil)
+	_, tx, end, err := s.beginTx(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = tx.Rollback() }()
+	defer end()
 	for _, q := range append(slices.Clone(versions[v-1].migrate), fmt.Sprintf("UPDATE {db}.meta SET value = '%d' WHERE key = 'schema_version'", v)) {
 		if _, err := tx.ExecContext(ctx, strings.ReplaceAll(q, "{db}", seg.alias)); err != nil {
 			return fmt.Errorf("migrate to schema version %d: %w", v, err)
@@ -457,23 +437,28 @@ func (s *Store) each(ctx context.Context, query string, args []any, scan func(*s
 // a transaction, it runs in a later one: of rows that are committed meanwhile, its answer lacks some or has wrong
 // values (https://github.com/duckdb/duckdb/issues/23704). A statement with parameters is planned when it runs.
 func (s *Store) withTx(ctx context.Context, run func(*sql.Tx) error) error {
-	tx, err := s.db.BeginTx(ctx, nil)
+	_, tx, end, err := s.beginTx(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { _ = tx.Rollback() }()
+	defer end()
 	if err := run(tx); err != nil {
 		return err
 	}
 	return tx.Commit()
 }
 
-// readTx begins a transaction on a connection of its own, for the reason that withTx gives. End ends both.
-func (v *view) readTx(ctx context.Context) (conn *sql.Conn, tx *sql.Tx, end func(), err error) {
-	if conn, err = v.s.db.Conn(ctx); err != nil {
+// beginTx begins a transaction on a connection of its own, for the reason that withTx gives. End ends both, and
+// rolls back what is not committed.
+//
+// The end of ctx ends the statements, not the transaction: database/sql would roll back in another goroutine, while
+// the segments are already released. After a detachment, DuckDB keeps a file until the last transaction that used
+// it has ended.
+func (s *Store) beginTx(ctx context.Context) (conn *sql.Conn, tx *sql.Tx, end func(), err error) {
+	if conn, err = s.db.Conn(ctx); err != nil {
 		return nil, nil, nil, err
 	}
-	if tx, err = conn.BeginTx(ctx, nil); err != nil {
+	if tx, err = conn.BeginTx(context.WithoutCancel(ctx), nil); err != nil {
 		return nil, nil, nil, errors.Join(err, conn.Close())
 	}
 	return conn, tx, func() {

@@ -1441,7 +1441,7 @@ export interface components {
             to: components["schemas"]["Time"];
             complete: boolean;
             device: string;
-            /** @description The interval has more than 200,000 scopes. `scopes` is then empty */
+            /** @description A part of the interval, of some 262,144 operations, has more than 200,000 scopes. `scopes` is then empty */
             many_scopes: boolean;
             missing?: components["schemas"]["Missing"];
             scopes: components["schemas"]["ScopeTime"][];
