@@ -19,22 +19,8 @@ import (
 	"github.com/gpuflight/gpuflight/internal/testing/gpuflgen"
 	"github.com/gpuflight/gpuflight/internal/testing/testsink"
 	"github.com/gpuflight/gpuflight/internal/testing/testsink/process"
+	"github.com/gpuflight/gpuflight/internal/testing/tmpfs"
 )
-
-// smallDisk mounts a file system of the given size. It skips the test if the user may not mount.
-func smallDisk(t *testing.T, options string) string {
-	t.Helper()
-	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, options); err != nil {
-		t.Skipf("mount a small file system: %v", err)
-	}
-	t.Cleanup(func() {
-		if err := syscall.Unmount(dir, syscall.MNT_DETACH); err != nil {
-			t.Errorf("unmount: %v", err)
-		}
-	})
-	return dir
-}
 
 // free returns the free bytes of a file system.
 func free(t *testing.T, dir string) int64 {
@@ -75,7 +61,7 @@ func TestDiskFull(t *testing.T) {
 		t.Skip("takes about a minute")
 	}
 	path := process.Collector.Find(t)
-	disk := smallDisk(t, "size=40m,mode=0700")
+	disk := tmpfs.Mount(t, "40m")
 	filler := filepath.Join(disk, "filler")
 
 	store, server := process.Sink(t, keys...)

@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -23,19 +22,13 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/gpuflight/gpuflight/internal/store/duckstore"
+	"github.com/gpuflight/gpuflight/internal/testing/tmpfs"
 )
 
 // TestStore_DiskFull fills the disk of the store. The Collector does not acknowledge what it cannot store, and says
 // why. When the disk has space again, it stores the delivery that waits, and each kernel once.
 func TestStore_DiskFull(t *testing.T) {
-	disk := t.TempDir()
-	mount := func(flags uintptr, size int) error {
-		return syscall.Mount("tmpfs", disk, "tmpfs", flags, fmt.Sprintf("size=%dm", size))
-	}
-	if err := mount(0, 16); err != nil {
-		t.Skipf("mount a small file system: %v", err)
-	}
-	t.Cleanup(func() { assert.NoError(t, syscall.Unmount(disk, syscall.MNT_DETACH)) })
+	disk := tmpfs.Mount(t, "16m")
 	c := newCollector(t, t.TempDir())
 	dir := filepath.Join(disk, "store")
 	overlay := filepath.Join(t.TempDir(), "disk.yaml")
@@ -70,7 +63,7 @@ func TestStore_DiskFull(t *testing.T) {
 	waiting := make(chan error, 1)
 	go func() { waiting <- deliver(acknowledged, time.Minute) }()
 	time.Sleep(2 * time.Second)
-	require.NoError(t, mount(syscall.MS_REMOUNT, 256))
+	tmpfs.Resize(t, disk, "256m")
 	require.NoError(t, <-waiting)
 	for i := range acknowledged + 1 {
 		require.NoError(t, deliver(i, time.Minute), "again")

@@ -16,6 +16,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/collector/component"
 	"go.opentelemetry.io/collector/extension/xextension/storage"
+
+	"github.com/gpuflight/gpuflight/internal/testing/tmpfs"
 )
 
 // TestGetClient_DamagedInUse has a damaged file that another process has locked, as while it writes.
@@ -40,11 +42,7 @@ func TestGetClient_DamagedInUse(t *testing.T) {
 
 // TestGetClient_FullDisk opens a file of requests on a full disk. They have no room to move.
 func TestGetClient_FullDisk(t *testing.T) {
-	dir := t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=8m"); err != nil {
-		t.Skip("no tmpfs: ", err)
-	}
-	t.Cleanup(func() { assert.NoError(t, syscall.Unmount(dir, syscall.MNT_DETACH)) })
+	dir := tmpfs.Mount(t, "8m")
 	state := filepath.Join(dir, "state")
 	require.NoError(t, os.Mkdir(state, 0o700))
 	s := start(t, state, nil)

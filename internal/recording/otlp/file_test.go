@@ -23,6 +23,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/internal/testing/alloctest"
+	"github.com/gpuflight/gpuflight/internal/testing/tmpfs"
 )
 
 // collect reads a file and counts its items.
@@ -107,12 +108,7 @@ func TestReadFile_InvalidLines(t *testing.T) {
 }
 
 func TestFile_FullDisk(t *testing.T) {
-	dir := t.TempDir()
-	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", dir).CombinedOutput(); err != nil {
-		t.Skipf("no small file system can be mounted here: %v: %s", err, out)
-	}
-	t.Cleanup(func() { assert.NoError(t, exec.Command("umount", dir).Run()) })
-	path := filepath.Join(dir, "full.otlp.jsonl")
+	path := filepath.Join(tmpfs.Mount(t, "64k"), "full.otlp.jsonl")
 	c := start(t, testSettings(t, "GPUFLIGHT_OUTPUT", path), nil)
 	for i := range 50 {
 		c.Traces(spans(100*i, 100))

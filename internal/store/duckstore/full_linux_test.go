@@ -18,19 +18,8 @@ import (
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/storetest"
+	"github.com/gpuflight/gpuflight/internal/testing/tmpfs"
 )
-
-// smallDisk mounts a file system of a size and returns a function that changes the size.
-func smallDisk(t *testing.T, size int) (dir string, resize func(int)) {
-	dir = t.TempDir()
-	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, fmt.Sprintf("size=%d", size)); err != nil {
-		t.Skipf("mount a small file system: %v", err)
-	}
-	t.Cleanup(func() { assert.NoError(t, syscall.Unmount(dir, syscall.MNT_DETACH)) })
-	return dir, func(size int) {
-		require.NoError(t, syscall.Mount("tmpfs", dir, "tmpfs", syscall.MS_REMOUNT, fmt.Sprintf("size=%d", size)))
-	}
-}
 
 // TestStore_DiskFull fills the disk while the store loads, compacts and seals. What it acknowledged stays,
 // and the senders deliver the rest when the disk has space again.
@@ -38,7 +27,7 @@ func TestStore_DiskFull(t *testing.T) {
 	for _, journal := range []bool{false, true} {
 		t.Run(fmt.Sprintf("journal %v", journal), func(t *testing.T) {
 			ctx := context.Background()
-			dir, resize := smallDisk(t, 12<<20)
+			dir := tmpfs.Mount(t, "12m")
 			open := func() *Store {
 				s := openStore(t, Config{Directory: dir, SegmentOps: 25_000})
 				s.write.Lock()
@@ -92,7 +81,7 @@ func TestStore_DiskFull(t *testing.T) {
 			if err := s.Close(ctx); err != nil {
 				assert.ErrorContains(t, err, "no space left on device")
 			}
-			resize(256 << 20)
+			tmpfs.Resize(t, dir, "256m")
 			s = open()
 			assert.Zero(t, s.Stats().Damaged)
 			r, err := s.Write(ctx, []*store.Batch{refused})
@@ -156,7 +145,7 @@ func TestReadFiles_Killed(t *testing.T) {
 // TestRetain_MinFree has one pinned and two other sessions on a small disk, and asks for the space of one more.
 func TestRetain_MinFree(t *testing.T) {
 	ctx := context.Background()
-	dir, _ := smallDisk(t, 64<<20)
+	dir := tmpfs.Mount(t, "64m")
 	s := openStore(t, Config{Directory: dir})
 	for i, id := range []string{"pinned", "oldest", "newest"} {
 		write(t, s, batch(id, 1e18+int64(i)*1e9, 20_000))

@@ -16,6 +16,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuflight/gpuflight/internal/testing/tmpfs"
 )
 
 // childFolder has the registry of the child process, which pulls what its argument names.
@@ -60,12 +62,7 @@ func TestPull_DiskFull(t *testing.T) {
 		assert.Empty(t, left(t, open(t, home)))
 	})
 	t.Run("a file system without space", func(t *testing.T) {
-		home := t.TempDir()
-		if err := syscall.Mount("tmpfs", home, "tmpfs", 0, "size=256k"); err != nil {
-			t.Skip("mounting a tmpfs needs root: ", err)
-		}
-		defer func() { assert.NoError(t, syscall.Unmount(home, 0)) }()
-		r := open(t, home)
+		r := open(t, tmpfs.Mount(t, "256k"))
 		_, _, err := r.Pull(t.Context(), dir, Options{})
 		require.ErrorIs(t, err, syscall.ENOSPC)
 		assert.True(t, strings.HasSuffix(err.Error(), "net.onnx: no space left on device"), err.Error())

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuflight/gpuflight/internal/testing/tmpfs"
 	"github.com/gpuflight/gpuflight/receiver/cudareceiver/internal/stubcuda"
 )
 
@@ -342,20 +343,12 @@ func unwatchedLook(p *Probe, do func()) {
 // A user can give a file below an overlay the inode number, size and modification time of another
 // file. The creation time differs, so the two files stay distinct.
 func TestFile_ForgedOverlayIdentity(t *testing.T) {
-	inMemory := func() string {
-		dir := t.TempDir()
-		if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
-			t.Skip("no tmpfs: ", err)
-		}
-		t.Cleanup(func() { assert.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
-		return dir
-	}
 	stat := func(path string) (s unix.Stat_t) {
 		require.NoError(t, unix.Stat(path, &s))
 		return s
 	}
 	const name = "libcuda.so.1"
-	one, two := inMemory(), inMemory()
+	one, two := tmpfs.Mount(t, "64m"), tmpfs.Mount(t, "64m")
 	require.NoError(t, os.WriteFile(filepath.Join(one, name), []byte("the library"), 0o600))
 	want := stat(filepath.Join(one, name))
 	time.Sleep(50 * time.Millisecond) // the kernel's clock for files may have 10 ms
@@ -386,11 +379,7 @@ func TestFile_ForgedOverlayIdentity(t *testing.T) {
 func TestTrusted(t *testing.T) {
 	l := stubcuda.Build(t)
 	disk := overlayOf(t, filepath.Dir(l.Library))
-	memory := t.TempDir()
-	if err := unix.Mount("tmpfs", memory, "tmpfs", 0, ""); err != nil {
-		t.Skip("no tmpfs: ", err)
-	}
-	t.Cleanup(func() { assert.NoError(t, unix.Unmount(memory, unix.MNT_DETACH)) })
+	memory := tmpfs.Mount(t, "64m")
 	text, err := os.ReadFile(l.Library)
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(memory, "libcuda.so.1"), text, 0o600))
