@@ -5,6 +5,7 @@ package gpuqueryextension
 import (
 	"context"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/analysis"
@@ -58,6 +59,32 @@ func (s *server) analysedScopes(ctx context.Context, r *request) (any, error) {
 			return nil, err
 		}
 		return analysis.NewAnswerScopes(p, r.base), nil
+	})
+}
+
+// analysedOperations answers with the operations of which the time of a scope, or the gain of a finding, consists.
+func (s *server) analysedOperations(ctx context.Context, r *request) (any, error) {
+	f := analysis.OwnedFilter{Device: r.text("device", 1000)}
+	limit := int(r.integer("limit", 100, 1, 10_000))
+	finding, scope := r.text("finding", 100), r.text("scope", 100_000)
+	switch {
+	case finding == "fusion" && scope == "":
+		f.Fusion = true
+	case finding != "":
+		r.fail("finding", `must be "fusion", without a scope`)
+	case scope == "\n":
+		f.Outside = true
+	case scope != "" && scope[0] != '\n':
+		r.fail("scope", "must be names, each after a line feed")
+	case scope != "":
+		f.Scope = strings.Split(scope[1:], "\n")
+	}
+	return s.analyse(r, func(src analysis.Source, o analysis.Options) (any, error) {
+		found, err := analysis.ListOwned(ctx, src, o, f, limit)
+		if err != nil {
+			return nil, err
+		}
+		return analysis.NewAnswerOwned(found, r.base), nil
 	})
 }
 

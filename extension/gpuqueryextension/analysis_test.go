@@ -5,6 +5,8 @@ package gpuqueryextension
 import (
 	"fmt"
 	"net/http"
+	"net/url"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -124,6 +126,33 @@ func TestAnalysis_Gaps(t *testing.T) {
 	assert.Empty(t, get[analysis.AnswerGaps](t, s, p+"/analysis/gaps?device=other").Gaps)
 	for _, query := range []string{"cause=gone", "cause=", "limit=0", "from=5&to=4"} {
 		assert.Equal(t, http.StatusBadRequest, call(s, http.MethodGet, p+"/analysis/gaps?"+query).Code, query)
+	}
+}
+
+// The operations of a scope sum to its time, also the part of it that is listed with all others.
+func TestAnalysis_Operations(t *testing.T) {
+	s, id := generated(t)
+	p := "/api/v1/sessions/" + id + "/analysis"
+	scopes := get[analysis.AnswerScopes](t, s, p+"/scopes")
+	require.NotEmpty(t, scopes.Scopes)
+	for i := range scopes.Scopes {
+		want := &scopes.Scopes[i]
+		query := url.Values{"device": {scopes.Device}, "limit": {"10000"}, "scope": {"\n" + strings.Join(want.Path, "\n")}}
+		x := get[analysis.AnswerOwned](t, s, p+"/operations?"+query.Encode())
+		assert.Equal(t, want.Parts, x.Parts, want.Path)
+		assert.Equal(t, []int64{scopes.From, scopes.To, want.Launches, want.Late}, []int64{x.From, x.To, x.Launches, x.Late}, want.Path)
+		ns := int64(0)
+		for j := range x.Operations {
+			ns += x.Operations[j].WallNs
+		}
+		assert.Equal(t, []int64{want.WallNs, x.Count}, []int64{ns, int64(len(x.Operations))}, want.Path)
+		query.Set("limit", "1")
+		few := get[analysis.AnswerOwned](t, s, p+"/operations?"+query.Encode())
+		assert.Equal(t, x.Operations[:1], few.Operations, want.Path)
+		assert.Equal(t, x.Parts, few.Parts, want.Path)
+	}
+	for _, query := range []string{"scope=step", "finding=host", "finding=fusion&scope=%0Astep", "scope=%0A&limit=0", "scope=%0A&from=5&to=4"} {
+		assert.Equal(t, http.StatusBadRequest, call(s, http.MethodGet, p+"/operations?"+query).Code, query)
 	}
 }
 

@@ -102,6 +102,7 @@ func newServer(b store.Backend, o options) *server {
 	session("/analysis", s.analysis)
 	session("/analysis/gaps", s.analysedGaps)
 	session("/analysis/scopes", s.analysedScopes)
+	session("/analysis/operations", s.analysedOperations)
 	session("/analysis/critical", s.critical)
 	session("/stacks", s.stacks)
 	session("/functions", s.functions)

@@ -26,7 +26,12 @@ type Options struct {
 	Steps int
 
 	profile *profiler // adds up groups if it is not nil
-	gaps    *Gaps     // lists gaps if it is not nil
+	second  second    // sweeps again after the result if it is not nil
+}
+
+// second lists what a result is made of. It is a second sweep.
+type second interface {
+	list(ctx context.Context, src Source, a *analysis, r *Result, deadline time.Time) error
 }
 
 // maxShapes bounds the shapes whose properties are kept between operations.
@@ -122,8 +127,8 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 	if o.NoSteps {
 		return result, nil
 	}
-	if err = result.addMissing(ctx, src); err == nil && o.gaps != nil {
-		err = o.gaps.list(ctx, src, a, result, o.Deadline)
+	if err = result.addMissing(ctx, src); err == nil && o.second != nil {
+		err = o.second.list(ctx, src, a, result, o.Deadline)
 	}
 	return result, err
 }
@@ -210,7 +215,8 @@ type analysis struct {
 	grouping bool      // operations are added to groups
 	more     bool      // scopes has only the first scopes of the interval
 
-	gaps *Gaps // nil except in a sweep that lists gaps
+	gaps  *Gaps  // nil except in a sweep that lists gaps
+	owned *Owned // nil except in a sweep that lists operations
 
 	planned   func() error   // waits for the following values
 	parts     []part         // that cover the interval
@@ -331,7 +337,13 @@ func (a *analysis) visit(row *store.OpRow) {
 	if a.grouping {
 		w.scope = a.profile.scopeOf(d, row)
 	}
+	if d.owned != nil {
+		d.owned.begin(&w)
+	}
 	d.add(&w)
+	if d.owned != nil {
+		d.owned.add(d, &w, row.StartNs >= a.from)
+	}
 	if a.grouping && row.StartNs >= a.from {
 		a.profile.add(d, row, &w)
 	}
@@ -393,6 +405,9 @@ func (a *analysis) newDevice(id, model string, index store.Int) *device {
 	if a.gaps != nil && a.gaps.device == id {
 		d.all = a.gaps
 	}
+	if a.owned != nil && a.owned.Device == id {
+		d.owned = a.owned
+	}
 	a.devices[id] = d
 	a.order = append(a.order, d)
 	return d
@@ -439,6 +454,7 @@ func (a *analysis) addSteps(r *Result, rule, name string, listed int) {
 	if rule == "kernels" {
 		name = most.steps.marker
 	}
+	repeated := most.list.repeated(max(0, most.launchRate().FloorNs))
 	r.Steps = most.list.result(rule, name, most.id, listed)
-	r.Steps.repeated = most.list.repeated(max(0, most.launchRate().FloorNs))
+	r.Steps.repeated = repeated
 }

@@ -77,7 +77,9 @@ type AnswerDevice struct {
 	// Launches is nil if fewer than two launch times are known.
 	Launches *LaunchRate   `json:"launches,omitempty"`
 	Small    []AnswerSmall `json:"small_kernels"`
-	Gaps     []AnswerGap   `json:"gaps"`
+	// SmallTotal is of all small kernels, also of those that are not in Small.
+	SmallTotal AnswerSmallTotal `json:"small_total"`
+	Gaps       []AnswerGap      `json:"gaps"`
 }
 
 // AnswerSmall is a [SmallKernel]. Waves, Occupancy and Limiter are nil if they are unknown.
@@ -96,6 +98,14 @@ type AnswerSmall struct {
 	Longest   AnswerRef `json:"longest"`
 }
 
+// AnswerSmallTotal is the sums of small kernels.
+type AnswerSmallTotal struct {
+	Shapes int64 `json:"shapes"`
+	Count  int64 `json:"count"`
+	Ns     int64 `json:"ns"`
+	LostNs int64 `json:"lost_ns"`
+}
+
 // AnswerStep is a [Step].
 type AnswerStep struct {
 	Number int64     `json:"number"`
@@ -103,6 +113,7 @@ type AnswerStep struct {
 	Start  int64     `json:"start"`
 	First  AnswerRef `json:"first"`
 	Bound  Bound     `json:"bound"`
+	Graph  int64     `json:"graph_gain_ns"`
 	StepValues
 }
 
@@ -204,7 +215,7 @@ func (b answerBase) optionalRef(x *Ref) *AnswerRef {
 }
 
 func (b answerBase) step(x *Step) AnswerStep {
-	return AnswerStep{x.Number, x.Name, x.StartNs - int64(b), b.ref(x.First), x.Bound, x.StepValues}
+	return AnswerStep{x.Number, x.Name, x.StartNs - int64(b), b.ref(x.First), x.Bound, x.GraphNs, x.StepValues}
 }
 
 func (b answerBase) device(d *Device) AnswerDevice {
@@ -227,6 +238,7 @@ func (b answerBase) device(d *Device) AnswerDevice {
 			Waves: known(&x.Waves), Occupancy: known(&x.Occupancy), Limiter: x.Limiter, Longest: b.ref(x.Longest),
 		}
 	}
+	a.SmallTotal = AnswerSmallTotal{d.smallSums.shapes, d.smallSums.count, d.smallSums.ns, d.smallSums.lostNs}
 	a.Gaps = b.gaps(d.Gaps)
 	return a
 }
@@ -314,6 +326,45 @@ func NewAnswerGaps(x *Gaps, base int64) *AnswerGaps {
 	a := &AnswerGaps{Base: base, Complete: x.Complete, Count: x.Count, SumNs: x.SumNs, Gaps: answerBase(base).gaps(x.List)}
 	if x.ToNs > 0 {
 		a.From, a.To = x.FromNs-base, x.ToNs-base
+	}
+	return a
+}
+
+// AnswerOwned is [Owned] as JSON. From and To are the active interval of the device.
+type AnswerOwned struct {
+	// Base is Unix nanoseconds.
+	Base     int64 `json:"base,string"`
+	From     int64 `json:"from"`
+	To       int64 `json:"to"`
+	Complete bool  `json:"complete"`
+	Count    int64 `json:"count"`
+	Parts
+	Launches   int64           `json:"launches"`
+	Late       int64           `json:"late"`
+	Operations []AnswerOwnedOp `json:"operations"`
+}
+
+// AnswerOwnedOp is an [OwnedOp]. QueueNs is nil if it is unknown.
+type AnswerOwnedOp struct {
+	AnswerRef
+	Before string `json:"before"`
+	Parts
+	Launched bool   `json:"launched"`
+	Late     bool   `json:"late"`
+	QueueNs  *int64 `json:"queue_ns,omitempty"`
+}
+
+// NewAnswerOwned returns the JSON of operations. Times are relative to base, in Unix nanoseconds.
+func NewAnswerOwned(x *Owned, base int64) *AnswerOwned {
+	a := &AnswerOwned{Base: base, Complete: x.Complete, Count: x.Count, Parts: x.Parts, Launches: x.Launches, Late: x.Late, Operations: make([]AnswerOwnedOp, len(x.List))}
+	if x.ToNs > 0 {
+		a.From, a.To = x.FromNs-base, x.ToNs-base
+	}
+	for i, op := range x.List {
+		a.Operations[i] = AnswerOwnedOp{AnswerRef: answerBase(base).ref(op.Ref), Before: op.Before, Parts: op.Parts, Launched: op.Launched, Late: op.Late}
+		if op.QueueNs.OK {
+			a.Operations[i].QueueNs = &op.QueueNs.V
+		}
 	}
 	return a
 }

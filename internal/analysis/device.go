@@ -51,6 +51,7 @@ type work struct {
 	name, shape            uint64     // hashes: see shapeInfo
 	late                   bool       // the launch returned when the device had no work left
 	scope                  *scopeTime // nil if it is not needed
+	own                    *OwnedOp   // nil if it is not listed
 }
 
 // call is a host call that may have blocked the host.
@@ -82,7 +83,8 @@ type device struct {
 	from      int64
 	requests  bool // see isRequests
 	scopes    scopeCursor
-	all       *Gaps // gets all gaps if it is not nil
+	all       *Gaps  // gets all gaps if it is not nil
+	owned     *Owned // gets operations if it is not nil
 	carry
 	tally
 }
@@ -215,6 +217,9 @@ func (d *device) add(w *work) {
 		if w.scope != nil {
 			d.groups.times.owner[w.class] = w.scope
 		}
+		if d.owned != nil {
+			d.owned.owner[w.class] = w.own
+		}
 		if w.class == classCopy {
 			d.page = w.pageable
 		}
@@ -295,6 +300,9 @@ func (d *device) gap(a, b int64, w *work) {
 		w.late = w.launched && w.launchEnd > a
 		if w.scope != nil {
 			d.ownIdle(w.scope, idle)
+		}
+		if d.owned != nil {
+			d.owned.idle(d, w, idle)
 		}
 	}
 	for c, ns := range idle {

@@ -163,7 +163,6 @@ func fusionFinding(d *Device) []Finding {
 		f.Evidence = append(f.Evidence, p.ref)
 		names = append(names, fmt.Sprintf("%s → %s (%d times, %s)", p.names[0], p.names[1], p.count, Duration(p.idleNs)))
 	}
-	f.GainNs = min(f.GainNs, d.Active.Idle[Launch]+d.Active.Idle[Latency]) // after the last step there can be more
 	if f.OfNs < minActiveNs || float64(f.GainNs) < minGain*float64(f.OfNs) {
 		return nil
 	}

@@ -67,7 +67,7 @@ func (x *Gaps) trim() {
 // store keeps, after an analysis that finds the active interval. An unknown device has no gaps.
 func ListGaps(ctx context.Context, src Source, o Options, device string, cause *Cause, limit int) (*Gaps, error) {
 	x := &Gaps{Complete: true, device: device, cause: cause, limit: limit}
-	o.gaps = x
+	o.second = x
 	r, err := Run(ctx, src, o)
 	if err != nil {
 		return nil, err
@@ -85,13 +85,19 @@ func (x *Gaps) list(ctx context.Context, src Source, a *analysis, r *Result, dea
 	}
 	d := &r.Devices[i]
 	x.FromNs, x.ToNs, x.unknown = d.ActiveFromNs, d.ActiveToNs, r.Missing != nil
-	again := &analysis{
-		from: a.from, to: r.ToNs, startup: a.startup, requests: a.requests, scopes: a.scopes, more: a.more, steps: a.steps, markers: a.markers,
-		devices: map[string]*device{}, contexts: map[int64]*device{}, shapes: a.shapes, gaps: x,
-	}
+	again := a.again(r)
+	again.gaps = x
 	err := again.sweep(ctx, withoutPlaces(src), a.from, r.ToNs, deadline)
 	if errors.Is(err, errDeadline) {
 		x.Complete, err = false, nil
 	}
 	return err
+}
+
+// again returns an analysis for a second sweep over the interval of a result.
+func (a *analysis) again(r *Result) *analysis {
+	return &analysis{
+		from: a.from, to: r.ToNs, startup: a.startup, requests: a.requests, scopes: a.scopes, more: a.more, steps: a.steps, markers: a.markers,
+		devices: map[string]*device{}, contexts: map[int64]*device{}, shapes: a.shapes,
+	}
 }

@@ -83,8 +83,14 @@ func (d *device) addPair(w *work, idle *CauseSums) {
 	if ns == 0 || !w.kernel || !d.any || !last.kernel || last.lane != w.lane || w.class != classCompute || last.class != classCompute || d.steps.changes(w) {
 		return
 	}
+	if d.steps.begun && d.steps.open == nil {
+		return // after the last step
+	}
 	if p := d.pair(pairKey(last.name, w.name), last.ref.Name, w.ref.Name); p != nil {
 		p.add(&pair{count: 1, idleNs: ns, workNs: d.lastEnd - last.start + w.end - w.start, ref: w.ref, refNs: ns})
+	}
+	if d.owned != nil {
+		d.owned.pair(w, last.ref.Name, idle)
 	}
 }
 
@@ -180,7 +186,7 @@ func (l *stepList) repeated(floorNs int64) (out repeated) {
 			continue
 		}
 		ns := max(0, s.Idle[Launch]+s.Idle[Latency]+s.Idle[SlowLaunch]-floorNs)
-		out.operations = s.Operations
+		out.operations, s.GraphNs = s.Operations, ns
 		out.idleNs += ns
 		out.blockedNs += s.Idle[Sync] + s.Idle[Allocator] + s.Idle[CopyCall]
 		if most = append(most, saving{ns, s.First}); len(most) > 2*maxEvidence {

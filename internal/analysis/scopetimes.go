@@ -107,6 +107,9 @@ func (d *device) own(c class, ns int64) {
 	if d.groups == nil {
 		return
 	}
+	if d.owned != nil {
+		d.owned.busy(d, c, ns)
+	}
 	x := &d.groups.times
 	for i, in := range d.period() {
 		switch {
@@ -137,13 +140,17 @@ func (d *device) ownIdle(t *scopeTime, idle *CauseSums) {
 		if !in {
 			continue
 		}
-		p := &t.sums[i].Parts
-		for c, ns := range idle {
-			if Cause(c) != NothingQueued {
-				p.Idle[c] += ns
-				p.IdleNs += ns
-				p.WallNs += ns
-			}
+		t.sums[i].addIdle(idle)
+	}
+}
+
+// addIdle adds idle time, except that in which nothing was to do.
+func (p *Parts) addIdle(idle *CauseSums) {
+	for c, ns := range idle {
+		if Cause(c) != NothingQueued {
+			p.Idle[c] += ns
+			p.IdleNs += ns
+			p.WallNs += ns
 		}
 	}
 }

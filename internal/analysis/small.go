@@ -113,7 +113,7 @@ func (x *SmallKernel) add(o *SmallKernel) {
 }
 
 // smallSums are the sums of all small kernels.
-type smallSums struct{ count, ns, lostNs int64 }
+type smallSums struct{ shapes, count, ns, lostNs int64 }
 
 // smallKernels returns the small kernels with the most lost time, and the sums of all.
 func (t *tally) smallKernels() (list []SmallKernel, all smallSums) {
@@ -124,6 +124,7 @@ func (t *tally) smallKernels() (list []SmallKernel, all smallSums) {
 		}
 		x.Shape = shape
 		x.LostNs = int64(float64(x.Ns) * (1 - x.Fill))
+		all.shapes++
 		all.count += x.Count
 		all.ns += x.Ns
 		all.lostNs += x.LostNs

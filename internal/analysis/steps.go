@@ -72,6 +72,9 @@ type Step struct {
 	StepValues
 	Bound Bound
 
+	// GraphNs is the part of the gain of the finding "cuda_graph" in this step.
+	GraphNs int64
+
 	kernels nameTimes
 	// shapes is equal for steps with the same operations in any order: the sum of the hashes of their shapes.
 	shapes uint64
@@ -191,6 +194,9 @@ func (s *stepper) begin(d *device, w *work) {
 			s.begun = true
 			d.list.first, d.list.active[0] = true, s.base
 			d.firstStep()
+			if d.owned != nil {
+				d.owned.firstStep(w)
+			}
 		}
 	}
 	if o := s.open; o != nil {

@@ -302,8 +302,8 @@ func (s *SessionCauses) write(out io.Writer, width int) {
 		indent := strings.Repeat(" ", len(lead))
 		prose(out, lead, f.Text, width)
 		if f.GainNs > 0 {
-			prose(out, indent, fmt.Sprintf("Without it, the active time of %s becomes %s at best (minus %s).",
-				Time(time.Duration(f.OfNs)), Time(time.Duration(f.FloorNs)), f.Formula), width)
+			prose(out, indent, fmt.Sprintf("This can save at most %s of the %s of active time, so at least %s remain. How it is computed: %s.",
+				Time(time.Duration(f.GainNs)), Time(time.Duration(f.OfNs)), Time(time.Duration(f.FloorNs)), f.Formula), width)
 		}
 		if len(f.Evidence) > 0 {
 			var spans []string

@@ -38,7 +38,7 @@ func page(t *testing.T, path string) string {
 func TestHTML_Recordings(t *testing.T) {
 	for path, want := range map[string][]string{
 		"../../examples/recordings/pytorch.otlp.jsonl.gz":           {"Device 0 (NVIDIA H200)", "15 steps, each a scope", "nvjet_sm90_tst_32x64_64x16_2x1_v_bz_NTN", "4,559", "What limits each scope"},
-		"../../test/gpu/causes/recordings/slow_layer.otlp.jsonl.gz": {"limited by the device", "Saves at most", "step 25", "9e04446d8ddcab7f"},
+		"../../test/gpu/causes/recordings/slow_layer.otlp.jsonl.gz": {"limited by the device", "at most 10.80ms", "step 25", "9e04446d8ddcab7f"},
 		"../../../shared/logs/c2-h200-engines":                      {"Inside kernels", "branchy"},
 		"../../../shared/logs/golden-c3-session":                    {"gemm&lt;float&gt;", "Device 0 (NVIDIA Demo GPU)"},
 	} {

@@ -9,6 +9,7 @@ import { Findings } from "./views/Findings";
 import { Gaps } from "./views/Gaps";
 import { Kernels } from "./views/Kernels";
 import { Launches } from "./views/Launches";
+import { Owned } from "./views/Owned";
 import { Ranks } from "./views/Ranks";
 import { Scopes } from "./views/Scopes";
 import { SessionLayout } from "./views/Session";
@@ -175,6 +176,19 @@ export const gapsRoute = createRoute({
   component: Gaps,
 });
 
+export const ownedRoute = createRoute({
+  getParentRoute: () => sessionRoute,
+  path: "owned",
+  validateSearch: (s: Raw) =>
+    optional({
+      ...interval(s.from, s.to),
+      device: text(s.device),
+      scope: typeof s.scope === "string" && s.scope !== "" ? s.scope : undefined,
+      finding: oneOf(s.finding, ["fusion"] as const),
+    }),
+  component: Owned,
+});
+
 export const scopesRoute = createRoute({
   getParentRoute: () => sessionRoute,
   path: "scopes",
@@ -227,6 +241,7 @@ export const router = createRouter({
       launchesRoute,
       findingsRoute,
       gapsRoute,
+      ownedRoute,
       scopesRoute,
       systemRoute,
       codeRoute,

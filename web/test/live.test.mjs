@@ -301,7 +301,7 @@ describe("ranks", () => {
     const delays = page.getByRole("table", { name: "Largest delays" });
     await delays.getByRole("link").first().click();
     await page.waitForURL(/ranks\?.*from=/);
-    await delays.getByRole("link", { name: "1", exact: true }).first().click();
+    await delays.getByRole("link", { name: "rank 1", exact: true }).first().click();
     await page.waitForURL(/sessions\/22222221.*sel=/);
     await close(page);
   });

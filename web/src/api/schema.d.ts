@@ -458,6 +458,29 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/sessions/{session}/analysis/operations": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                /** @description service.instance.id */
+                session: components["parameters"]["Session"];
+            };
+            cookie?: never;
+        };
+        /**
+         * The operations of which the time of a device, of a scope or the gain of a finding consists
+         * @description The sums are of all operations that are found, and equal those of `getAnalysedScopes`, or `gain_at_most_ns` of the finding. All are of the part that was read if `complete` is false. The request reads all rows and counts as an analysis: see `getAnalysis`.
+         */
+        get: operations["getAnalysedOperations"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/sessions/{session}/analysis/critical": {
         parameters: {
             query?: never;
@@ -1423,6 +1446,29 @@ export interface components {
             missing?: components["schemas"]["Missing"];
             scopes: components["schemas"]["ScopeTime"][];
         };
+        AnalysedOperations: components["schemas"]["Parts"] & {
+            base: components["schemas"]["UnixNano"];
+            /** @description Active interval of the device */
+            from: components["schemas"]["Time"];
+            to: components["schemas"]["Time"];
+            complete: boolean;
+            count: components["schemas"]["Count"];
+            /** @description Operations with launch times */
+            launches: components["schemas"]["Count"];
+            /** @description Launches that returned when the device had no work left */
+            late: components["schemas"]["Count"];
+            operations: components["schemas"]["AnalysedOperation"][];
+        };
+        AnalysedOperation: components["schemas"]["Reference"] & components["schemas"]["Parts"] & {
+            /** @description Operation that ended last before the idle time, empty if there is none */
+            before: string;
+            /** @description The launch times are known */
+            launched: boolean;
+            /** @description The launch returned when the device had no work left */
+            late: boolean;
+            /** @description Time from the launch to the start */
+            queue_ns?: components["schemas"]["Ns"];
+        };
         ScopeTime: components["schemas"]["Parts"] & {
             /** @description Names from the outermost scope, without numbers at their ends. Empty for operations outside all scopes */
             path: string[];
@@ -1491,10 +1537,19 @@ export interface components {
             launches?: components["schemas"]["LaunchRate"];
             /** @description The most lost time first, at most 20 */
             small_kernels: components["schemas"]["SmallKernel"][];
+            /** @description All small kernels */
+            small_total: {
+                shapes: components["schemas"]["Count"];
+                count: components["schemas"]["Count"];
+                ns: components["schemas"]["Ns"];
+                lost_ns: components["schemas"]["Ns"];
+            };
             /** @description Examples of each cause, the longest first */
             gaps: components["schemas"]["AnalysedGap"][];
         };
         AnalysedStep: components["schemas"]["StepValues"] & {
+            /** @description The part of the gain of the finding cuda_graph, 0 without it */
+            graph_gain_ns: components["schemas"]["Ns"];
             number: components["schemas"]["Count"];
             name: string;
             start: components["schemas"]["Time"];
@@ -2855,6 +2910,44 @@ export interface operations {
                 };
                 content: {
                     "application/json": components["schemas"]["AnalysedScopes"];
+                };
+            };
+            304: components["responses"]["NotModified"];
+            default: components["responses"]["Error"];
+        };
+    };
+    getAnalysedOperations: {
+        parameters: {
+            query?: {
+                /** @description Origin of all times of the request and the answer */
+                base?: components["parameters"]["Base"];
+                from?: components["parameters"]["From"];
+                to?: components["parameters"]["To"];
+                /** @description Device, empty if its id is unknown */
+                device?: string;
+                /** @description Names of `path` of a scope, each after a line feed. The scopes below count too. A line feed alone is what runs outside all scopes */
+                scope?: string;
+                /** @description Instead of a scope: the operations with the idle time of this finding */
+                finding?: "fusion";
+                limit?: number;
+            };
+            header?: never;
+            path: {
+                /** @description service.instance.id */
+                session: components["parameters"]["Session"];
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The operations, the ones with the most time first */
+            200: {
+                headers: {
+                    ETag: components["headers"]["ETag"];
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["AnalysedOperations"];
                 };
             };
             304: components["responses"]["NotModified"];

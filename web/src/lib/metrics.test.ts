@@ -42,7 +42,8 @@ describe("names", () => {
     expect(deviceLabel({ "hw.id": "GPU-0123456789ab" })).toBe("GPU-01234567");
     expect(deviceLabel({})).toBe("");
   });
-  it("are words for the metrics of the receiver nvml", () => {
+  it("are words for the metrics of the receiver nvml and of the connector gpu_usage", () => {
+    expect(title("gpu.cuda.time")).toBe("Device time by scope");
     expect(title("hw.gpu.memory.free")).toBe("GPU memory, free");
     expect(title("hw.gpu.memory.controller.utilization")).toBe("GPU memory controller, busy");
   });

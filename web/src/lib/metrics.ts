@@ -54,6 +54,11 @@ export function title(metric: string): string {
     "hw.gpu.interconnect.io": "NVLink transfer",
     "hw.energy": "Energy",
     "hw.errors": "Errors",
+    "gpu.cuda.busy.time": "GPU busy with kernels",
+    "gpu.cuda.observed.time": "Observed time",
+    "gpu.cuda.time": "Device time by scope",
+    "gpu.cuda.kernel.launch.calls": "Kernel launches by scope",
+    "gpu.cuda.cost": "Cost by scope",
     "system.cpu.utilization": "CPU utilisation of the host",
     "system.memory.usage": "Memory of the host in use",
   };

@@ -24,6 +24,24 @@ function Busy() {
   return null;
 }
 
+/** nextRow moves the focus to the same column of the row above or below in a table. */
+function nextRow(e: KeyboardEvent) {
+  const step = e.key === "ArrowDown" ? 1 : e.key === "ArrowUp" ? -1 : 0;
+  const cell = e.target instanceof HTMLAnchorElement ? e.target.closest<HTMLTableCellElement>("td, th") : null;
+  const rows = [...(cell?.closest("table")?.rows ?? [])];
+  if (!step || !cell || e.ctrlKey || e.metaKey || e.altKey || e.shiftKey) return;
+  for (let i = rows.findIndex((r) => r.contains(cell)) + step; rows[i]; i += step) {
+    const link = rows[i]?.cells[cell.cellIndex]?.querySelector("a") ?? rows[i]?.querySelector("a");
+    if (!link) continue;
+    link.focus();
+    e.preventDefault();
+    return;
+  }
+}
+
+/** toTable moves the focus to the first row of the first table of the page. */
+const toTable = () => document.querySelector<HTMLElement>("main tbody a")?.focus();
+
 /** Shell is the frame around all pages. */
 export function Shell() {
   const theme = useTheme();
@@ -35,6 +53,7 @@ export function Shell() {
   useEffect(() => {
     const key = (e: KeyboardEvent) => {
       if (e.key === "?" && !(e.target instanceof HTMLInputElement)) setHelp((h) => !h);
+      nextRow(e);
     };
     window.addEventListener("keydown", key);
     return () => window.removeEventListener("keydown", key);
@@ -53,6 +72,9 @@ export function Shell() {
       <a className={ui.skip} href="#main">
         Skip to the content
       </a>
+      <button type="button" className={`${ui.skip} ${ui.skipTable}`} onClick={toTable}>
+        Skip to the table
+      </button>
       <header className={ui.header}>
         <Link to="/" search={{} as never} className={ui.brand} aria-label="gpuflight: all sessions">
           <img src="/icon.svg" width="22" height="22" alt="" />
@@ -122,6 +144,8 @@ const keys: [string, string][] = [
   ["0", "show the whole session"],
   ["N, Shift + N", "next and previous match of the search"],
   ["/", "search"],
+  ["Tab, Enter", "at the top of a page: skip to the content, or with Tab again to the table"],
+  ["↑ ↓", "in a table, the link of the row above or below"],
   ["Escape", "clear selection and measurement"],
   ["?", "this list"],
 ];
@@ -140,7 +164,7 @@ function Help({ close }: { close: () => void }) {
       onClose={close}
       aria-label="Keyboard shortcuts"
     >
-      <h2>Timeline</h2>
+      <h2>Keyboard</h2>
       <dl className={ui.dl}>
         {keys.map(([k, text]) => [
           <dt key={k}>

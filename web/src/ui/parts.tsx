@@ -158,6 +158,8 @@ export type Made =
   | "late"
   | "spread"
   | "median"
+  // The same sum, limited to the share of kernel time in which the device computed.
+  | "scaled"
   // The time of a class of work, of the operations that overlap the interval of the target.
   | "part";
 

@@ -5,7 +5,7 @@ import type { Schemas } from "../api/client";
 import { url } from "../api/client";
 import { useGet } from "../api/hooks";
 import { compare, type Result as Joined, results, type Sums } from "../lib/compare";
-import { count, dims, duration, exactDuration, instant, plural, signedPercent, words } from "../lib/format";
+import { count, dims, duration, exactDuration, instant, percent, plural, signedPercent, words } from "../lib/format";
 import { Badge, Choice, Failure, Loading, type Made, Message, num, SearchBox, Swatch, ui } from "../ui/parts";
 
 /** Compare shows what changed from session a to session b. */
@@ -305,7 +305,11 @@ function Verdict({ c }: { c: Comparison }) {
   return (
     <section className={ui.verdict} aria-label="Verdict">
       <div className={ui.row}>
-        <Result status={c.verdict} />
+        {c.verdict === "same" ? (
+          <Badge>{c.step ? "same step time" : "same kernel times"}</Badge>
+        ) : (
+          <Result status={c.verdict} />
+        )}
         <strong>{c.text}</strong>
         <span className={ui.spacer} />
         {side("A", c.session_a, c.a)}
@@ -314,6 +318,7 @@ function Verdict({ c }: { c: Comparison }) {
           as JSON
         </a>
       </div>
+      <Confidence t={c.step?.duration} />
       {c.warnings.map((w) => (
         <p key={w} className={ui.muted}>
           {w}
@@ -350,6 +355,18 @@ function Verdict({ c }: { c: Comparison }) {
         </div>
       )}
     </section>
+  );
+}
+
+/** Confidence says how certain the verdict on the steps is. */
+function Confidence({ t }: { t: Schemas["CompareTest"] | undefined }) {
+  if (!t || t.a <= 0) return null;
+  return (
+    <p data-testid="confidence">
+      With 95 % confidence, the step time changed by {signedPercent(Math.max(-1, t.low / t.a))} to{" "}
+      {signedPercent(t.high / t.a)}. Without any change, a difference of this size has a probability of{" "}
+      {percent(t.p_adjusted)}, corrected for the number of tests. A result needs at most 5 %.
+    </p>
   );
 }
 

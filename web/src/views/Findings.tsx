@@ -7,7 +7,7 @@ import { count, duration, exactDuration, offset, percent, plural } from "../lib/
 import { Badge, Bar, Failure, Loading, type Made, Message, num, row, ui } from "../ui/parts";
 import { toSpan } from "./Inspector";
 import { WindowBadge } from "./Kernels";
-import { boundText, boundTone, LaunchRate, lanesOf, ScopeLimits, SmallKernels } from "./Limits";
+import { boundText, boundTone, LaunchRate, lanesOf, ScopeLimits, SmallKernels, smallId } from "./Limits";
 
 type Analysis = Schemas["Analysis"];
 type Device = Schemas["AnalysedDevice"];
@@ -35,6 +35,7 @@ export function Findings() {
           </Link>
         )}
         <WindowBadge from={search.from} to={search.to} />
+        {session.every && <span className={ui.muted}>analysed again every 15 s</span>}
         <a href={url(`/sessions/${encodeURIComponent(session.id)}/analysis`, query)} target="_blank" rel="noreferrer">
           as JSON
         </a>
@@ -161,6 +162,8 @@ function CauseTime({ a, cause, device, ns }: { a: Analysis; cause: string; devic
 
 /** Gain is the most that an advice can save. It links to its rows if it is a sum of rows that a page has. */
 function Gain({ f, a }: { f: Schemas["Finding"]; a: Analysis }) {
+  const session = useSession();
+  const search = useSearch({ from: "/sessions/$session/findings" });
   const ns = f.gain_at_most_ns;
   const device = a.devices.find((d) => d.id === f.device);
   if (device?.active.idle_by_cause_ns[f.kind] === ns)
@@ -178,7 +181,35 @@ function Gain({ f, a }: { f: Schemas["Finding"]; a: Analysis }) {
         </OfSteps>
       );
   }
-  return <span title={exactDuration(ns)}>{duration(ns)}</span>;
+  const value = { title: exactDuration(ns), children: duration(ns) };
+  const interval = { from: search.from, to: search.to ?? (a.complete ? undefined : a.to) };
+  if (f.kind === "cuda_graph")
+    return (
+      <OfSteps made="sum" value={ns} column="graph">
+        {duration(ns)}
+      </OfSteps>
+    );
+  if (f.kind === "fusion")
+    return (
+      <Link
+        to="/sessions/$session/owned"
+        params={{ session: session.id }}
+        search={{ ...interval, device: f.device, finding: "fusion" } as never}
+        {...num("sum", ns, "wall")}
+        {...value}
+      />
+    );
+  if (device && f.kind === "small_kernels")
+    return (
+      <Link
+        to="."
+        search={(o) => o}
+        hash={smallId(device)}
+        {...num("scaled", ns, `lost ${device.id} × ${device.active.compute_ns} / ${device.kernel_ns}`)}
+        {...value}
+      />
+    );
+  return <span {...value} />;
 }
 
 function Advice({ a }: { a: Analysis }) {
@@ -192,8 +223,8 @@ function Advice({ a }: { a: Analysis }) {
             <p>{f.text}</p>
             {f.gain_at_most_ns > 0 && (
               <p className={ui.muted}>
-                Without this, at least {duration(f.active_at_least_ns)} of {duration(f.active_ns)} remain: minus{" "}
-                <Gain f={f} a={a} />, {f.formula}.
+                This can save at most <Gain f={f} a={a} /> of the {duration(f.active_ns)} of active time, so at least{" "}
+                {duration(f.active_at_least_ns)} remain. How it is computed: {f.formula}.
               </p>
             )}
             <p>
@@ -453,6 +484,7 @@ function OfSteps(props: { made: Made; value: number; column?: string; children: 
 /** StepList has the steps of which the quantiles are made. */
 function StepList({ a }: { a: Analysis }) {
   const s = a.steps;
+  const graph = a.findings.find((f) => f.kind === "cuda_graph");
   return (
     <>
       <div className={ui.row}>
@@ -478,6 +510,11 @@ function StepList({ a }: { a: Analysis }) {
                   {h}
                 </th>
               ))}
+              {graph && (
+                <th scope="col" className={ui.right} title={graph.formula}>
+                  A graph saves
+                </th>
+              )}
               <th scope="col">Limit</th>
             </tr>
           </thead>
@@ -501,6 +538,11 @@ function StepList({ a }: { a: Analysis }) {
                     <PartTime device={s.device} start={o.start} ns={o.wall_ns} part={part} value={ns} />
                   </td>
                 ))}
+                {graph && (
+                  <td className={ui.right} title={exactDuration(o.graph_gain_ns)}>
+                    {duration(o.graph_gain_ns)}
+                  </td>
+                )}
                 <td className={ui.nowrap}>{boundText(o.bound)}</td>
               </tr>
             ))}
@@ -523,6 +565,7 @@ const stepRow = (o: Schemas["AnalysedStep"]) =>
       communication: o.communication_ns,
       copy: o.copy_ns,
       idle: o.idle_ns,
+      graph: o.graph_gain_ns,
       ...o.idle_by_cause_ns,
     },
   });

@@ -5,7 +5,7 @@ import { url } from "../api/client";
 import { type SessionState, useGet, useSession } from "../api/hooks";
 import { count, dims, duration, exactDuration, percent, plural, significant } from "../lib/format";
 import { scopeSearch } from "../lib/scopes";
-import { Badge, Bar, Failure, type Made, Message, num, Swatch, ui } from "../ui/parts";
+import { Badge, Bar, Failure, type Made, Message, num, row, Swatch, ui } from "../ui/parts";
 
 type Device = Schemas["AnalysedDevice"];
 
@@ -71,14 +71,14 @@ export function ScopeLimits({ a }: { a: Schemas["Analysis"] }) {
   const all = scopes.filter((x) => x.path.length < 2).reduce((n, x) => n + x.wall_ns, 0);
   const shown = scopes.filter((x) => x.wall_ns >= minScope * all).slice(0, maxScopes);
   if (!shown.some((x) => x.path.length > 0)) return null;
-  const of = a.devices.find((d) => d.id === device);
+  const own = a.devices.find((d) => d.id === device);
   const text = (cause: string) => a.causes.find((c) => c.cause === cause)?.text ?? cause;
   return (
     <>
       <div className={ui.row}>
         <h2>Scopes</h2>
         <span className={ui.muted}>
-          what limits each{a.devices.length > 1 ? ` on device ${of?.index ?? device.slice(0, 16)}` : ""}
+          what limits each{a.devices.length > 1 ? ` on device ${own?.index ?? device.slice(0, 16)}` : ""}
         </span>
         <a
           href={url(`/sessions/${encodeURIComponent(session.id)}/analysis/scopes`, query)}
@@ -125,6 +125,24 @@ export function ScopeLimits({ a }: { a: Schemas["Analysis"] }) {
           </thead>
           <tbody>
             {shown.map((x) => {
+              const of = (made: Made, value: number, column: string, text: string, title?: string) => (
+                <Link
+                  to="/sessions/$session/owned"
+                  params={params}
+                  search={
+                    {
+                      from: search.from,
+                      to: search.to ?? (a.complete ? undefined : a.to),
+                      device,
+                      scope: ["", ...x.path].join("\n") || "\n",
+                    } as never
+                  }
+                  title={title ?? exactDuration(value)}
+                  {...num(made, value, column)}
+                >
+                  {text}
+                </Link>
+              );
               const causes = Object.entries(x.idle_by_cause_ns).toSorted(([, m], [, n]) => n - m);
               const name = x.path.at(-1);
               const target = scopeSearch(tree.data?.nodes ?? [], x.path);
@@ -148,15 +166,13 @@ export function ScopeLimits({ a }: { a: Schemas["Analysis"] }) {
                       {x.bound}
                     </Badge>
                   </td>
-                  <td className={ui.right} title={exactDuration(x.wall_ns)}>
-                    {duration(x.wall_ns)}
-                  </td>
+                  <td className={ui.right}>{of("sum", x.wall_ns, "wall", duration(x.wall_ns))}</td>
                   <td className={ui.right}>{percent(x.wall_ns / all)}</td>
                   <td className={ui.wide}>
                     <Bar share={x.wall_ns / all} />
                   </td>
-                  <td className={ui.right} title={exactDuration(x.idle_ns)}>
-                    {percent(x.wall_ns ? x.idle_ns / x.wall_ns : 0)}
+                  <td className={ui.right}>
+                    {of("sum", x.idle_ns, "idle", percent(x.wall_ns ? x.idle_ns / x.wall_ns : 0))}
                   </td>
                   <td
                     className={ui.nowrap}
@@ -165,17 +181,32 @@ export function ScopeLimits({ a }: { a: Schemas["Analysis"] }) {
                     {causes
                       .slice(0, 2)
                       .filter(([, ns]) => ns >= minScope * x.wall_ns)
-                      .map(([c, ns]) => `${text(c).split(":")[0]} ${percent(ns / x.wall_ns)}`)
-                      .join(", ")}
+                      .map(([c, ns], i) => (
+                        <span key={c}>
+                          {i > 0 && ", "}
+                          {text(c).split(":")[0]} {of("sum", ns, c, percent(ns / x.wall_ns))}
+                        </span>
+                      ))}
                   </td>
-                  <td className={ui.right} title={`${count(x.late)} of ${plural(x.launches, "launch")}`}>
-                    {x.launches ? percent(x.late / x.launches) : <span className={ui.muted}>–</span>}
+                  <td className={ui.right}>
+                    {x.launches ? (
+                      of(
+                        "sum",
+                        x.late,
+                        "late",
+                        percent(x.late / x.launches),
+                        `${count(x.late)} of ${plural(x.launches, "launch")}`,
+                      )
+                    ) : (
+                      <span className={ui.muted}>–</span>
+                    )}
                   </td>
-                  <td
-                    className={ui.right}
-                    title={x.queue_p50_ns === undefined ? undefined : exactDuration(x.queue_p50_ns)}
-                  >
-                    {x.queue_p50_ns === undefined ? <span className={ui.muted}>–</span> : duration(x.queue_p50_ns)}
+                  <td className={ui.right}>
+                    {x.queue_p50_ns === undefined ? (
+                      <span className={ui.muted}>–</span>
+                    ) : (
+                      of("p50", x.queue_p50_ns, "queue", duration(x.queue_p50_ns))
+                    )}
                   </td>
                 </tr>
               );
@@ -198,12 +229,17 @@ const waves = (n: number) => (n < 0.001 ? "< 0.001" : significant(n));
 /** minLost is the smallest share of the kernel time of a device that the kernels of a listed shape lose. */
 const minLost = 0.01;
 
+/** smallId is the anchor of the small kernels of a device. */
+export const smallId = (d: Device) => `small-${d.id}`;
+
 /** SmallKernels lists kernels whose grids do not fill a device. */
 export function SmallKernels({ d }: { d: Device }) {
   const session = useSession();
   const search = useSearch({ from: "/sessions/$session/findings" });
   const shown = d.small_kernels.filter((k) => k.lost_ns >= minLost * d.kernel_ns);
   if (shown.length === 0) return null;
+  const lost = (ns: number) => row({ values: { [`lost ${d.id}`]: ns } });
+  const rest = d.small_total.lost_ns - shown.reduce((n, k) => n + k.lost_ns, 0);
   const lane = lanesOf(session, d.id);
   const link = (k: Schemas["SmallKernel"], text: string, made?: [Made, number], title?: string) =>
     lane === null ? (
@@ -230,7 +266,7 @@ export function SmallKernels({ d }: { d: Device }) {
       </Link>
     );
   return (
-    <div className={`${ui.card} ${ui.tableScroll}`}>
+    <div className={`${ui.card} ${ui.tableScroll}`} id={smallId(d)}>
       <table className={ui.table} aria-label="Small kernels">
         <thead>
           <tr>
@@ -260,7 +296,7 @@ export function SmallKernels({ d }: { d: Device }) {
         </thead>
         <tbody>
           {shown.map((k) => (
-            <tr key={k.shape}>
+            <tr key={k.shape} {...lost(k.lost_ns)}>
               <td className={ui.name} title={k.name}>
                 <Swatch name={k.name} />
                 {link(k, k.name)}
@@ -283,6 +319,20 @@ export function SmallKernels({ d }: { d: Device }) {
               </td>
             </tr>
           ))}
+          {d.small_total.shapes > shown.length && (
+            <tr {...lost(rest)}>
+              <td>{plural(d.small_total.shapes - shown.length, "other kernel")}</td>
+              <td />
+              <td />
+              <td />
+              <td className={ui.right} title={exactDuration(rest)}>
+                {duration(rest)}
+              </td>
+              <td />
+              <td />
+              <td />
+            </tr>
+          )}
         </tbody>
       </table>
     </div>

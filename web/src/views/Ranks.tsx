@@ -399,7 +399,7 @@ function Delays({ a }: { a: Answer }) {
             <th scope="col" className={ui.right} title="From the first rank to the last">
               Spread
             </th>
-            <th scope="col">Timeline of rank</th>
+            <th scope="col">Timelines</th>
           </tr>
         </thead>
         <tbody>
@@ -449,13 +449,14 @@ function Delays({ a }: { a: Answer }) {
 
 /** Spans are links to the parts of a collective. */
 const Spans = ({ a, c }: { a: Answer; c: Collective }) =>
-  c.parts.map((p) => {
+  c.parts.map((p, i) => {
     const r = a.ranks[p.rank] as Rank;
     return (
       <span key={p.span}>
+        {i > 0 && " · "}
         <Show r={r} span={p.span} start={p.start} ns={p.leave - p.enter}>
-          {String(r.rank)}
-        </Show>{" "}
+          {`rank ${r.rank}`}
+        </Show>
       </span>
     );
   });
@@ -626,7 +627,7 @@ function BandwidthRows({ list, a }: { list: Collective[]; a: Answer }) {
               <th scope="col" className={ui.right}>
                 Bus bandwidth
               </th>
-              <th scope="col">Timeline of rank</th>
+              <th scope="col">Timelines</th>
             </tr>
           </thead>
           <tbody>
