@@ -12,6 +12,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strconv"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/answer"
@@ -88,7 +89,7 @@ func (w *busyWalk) kernel(device string, start, ns int64) {
 	w.states[device] = x
 }
 
-// maxBusyBins is the number of bins whose kernels one query of busyBefore sorts. Few bins are a scan each,
+// maxBusyBins is the number of bins of one query of busyBefore, which sorts their kernels. Few bins are a scan each,
 // see rangesSQL.
 const maxBusyBins = 512
 
@@ -148,7 +149,7 @@ func (v *view) busyBefore(ctx context.Context, q *store.BusyQuery, times []int64
 			lane      uint32
 			start, ns int64
 		}
-		query := "SELECT lane, start_ns, greatest(dur_ns, 0) FROM " + rangesSQL(ranges) + " WHERE start_ns < $1 AND (start_ns >= $2 OR (start_ns >> $3) IN " +
+		query := "SELECT lane, start_ns, greatest(dur_ns, 0) FROM " + v.rangesSQL(ranges) + " WHERE start_ns < $1 AND (start_ns >= $2 OR (start_ns >> $3) IN " +
 			"(SELECT unnest($4::BIGINT[]))) AND shape IN (SELECT id FROM {shapes} WHERE operation = 1) ORDER BY start_ns"
 		err = scanOn(ctx, v, conn, query, []any{end, late, gapLevel, part}, func(k *kernel, values []driver.Value) error {
 			var ok1, ok2, ok3 bool
@@ -190,7 +191,7 @@ func (v *view) busyDevices(rows rowsFunc, device string) (map[uint32]string, err
 // have.
 func (v *view) busyEnds(rows rowsFunc, tail int64) (map[string]int64, error) {
 	out := map[string]int64{}
-	kernels := v.kernelsSQL(rangesSQL([][2]int64{{tail << gapLevel, math.MaxInt64}}))
+	kernels := v.kernelsSQL(v.rangesSQL([][2]int64{{tail << gapLevel, math.MaxInt64}}))
 	return out, rows("SELECT device, max(e) FROM (SELECT device, reach_ns AS e FROM {gap_bins} UNION ALL SELECT device, e FROM ("+kernels+")) GROUP BY 1", func(r *sql.Rows) error {
 		var device string
 		var end int64
@@ -198,6 +199,16 @@ func (v *view) busyEnds(rows rowsFunc, tail int64) (map[string]int64, error) {
 		out[device] = end
 		return err
 	})
+}
+
+// nextSQL is SQL for the first of some ascending numbers that is larger than x, or the last one. It takes a third of
+// the time of an ASOF JOIN.
+func nextSQL(x string, numbers []int64) string {
+	n := len(numbers)
+	if n == 1 {
+		return strconv.FormatInt(numbers[0], 10) + "::BIGINT"
+	}
+	return "CASE WHEN " + x + " < " + strconv.FormatInt(numbers[n/2-1], 10) + " THEN " + nextSQL(x, numbers[:n/2]) + " ELSE " + nextSQL(x, numbers[n/2:]) + " END"
 }
 
 // busyStarts returns the states of the devices at the starts of bins. Devices without a kernel before are
@@ -220,7 +231,7 @@ func (v *view) busyStarts(rows rowsFunc, device string, bins []int64) (map[int64
 	if err != nil || len(wanted) == 0 {
 		return nil, err
 	}
-	err = rows("SELECT device, s >> ?, min(s) FROM ("+v.kernelsSQL(rangesSQL(firstBins))+") GROUP BY 1, 2", func(r *sql.Rows) error {
+	err = rows("SELECT device, s >> ?, min(s) FROM ("+v.kernelsSQL(v.rangesSQL(firstBins))+") GROUP BY 1, 2", func(r *sql.Rows) error {
 		var k key
 		var s int64
 		err := r.Scan(&k.device, &k.bin, &s)
@@ -234,15 +245,21 @@ func (v *view) busyStarts(rows rowsFunc, device string, bins []int64) (map[int64
 	}
 	// The database sums the bins between two wanted ones. The loop below accumulates these sums.
 	sums := map[key]busyState{}
-	// Bins are joined before their rows, because DuckDB sorts both sides of an ASOF JOIN.
-	err = rows("WITH t AS (SELECT b.bin AS of, t.bin FROM (SELECT DISTINCT bin FROM {gap_bins}) b ASOF JOIN (SELECT unnest($1::BIGINT[]) AS bin) t ON b.bin < t.bin) "+
-		"SELECT t.bin, device, "+lowBits("sum_ns")+", max(reach_ns) FROM {gap_bins} g JOIN t ON t.of = g.bin WHERE $2 IN ('', device) GROUP BY 1, 2", func(r *sql.Rows) error {
-		var k key
-		var x busyState
-		err := r.Scan(&k.bin, &k.device, wrapped{&x.idle}, &x.reach)
-		sums[k] = x
-		return err
-	}, bins, device)
+	from := int64(0)
+	for part := range slices.Chunk(bins, maxBusyBins) {
+		last := part[len(part)-1]
+		err = rows("SELECT "+nextSQL("bin", part)+", device, "+lowBits("sum_ns")+", max(reach_ns) FROM {gap_bins} WHERE bin >= ? AND bin < ? AND ? IN ('', device) GROUP BY 1, 2", func(r *sql.Rows) error {
+			var k key
+			var x busyState
+			err := r.Scan(&k.bin, &k.device, wrapped{&x.idle}, &x.reach)
+			sums[k] = x
+			return err
+		}, from, last, device)
+		if err != nil {
+			return nil, err
+		}
+		from = last
+	}
 	out := map[int64]map[string]busyState{}
 	all := map[string]busyState{}
 	for _, bin := range bins {
@@ -254,5 +271,5 @@ func (v *view) busyStarts(rows rowsFunc, device string, bins []int64) (map[int64
 		}
 		out[bin] = maps.Clone(all)
 	}
-	return out, err
+	return out, nil
 }

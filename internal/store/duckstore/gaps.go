@@ -236,7 +236,7 @@ func (v *view) lastKernels(ctx context.Context) (map[string]gapKernel, error) {
 		last[r.device] = gapKernel{device: r.device, start: r.end - r.dur, end: r.end}
 		starts = append(starts, [2]int64{r.end - r.dur, r.end - r.dur + 1})
 	}
-	return last, v.each(ctx, "SELECT device, s, e, min(span) FROM ("+v.kernelsSQL(rangesSQL(starts))+") GROUP BY 1, 2, 3", nil, func(r *sql.Rows) error {
+	return last, v.each(ctx, "SELECT device, s, e, min(span) FROM ("+v.kernelsSQL(v.rangesSQL(starts))+") GROUP BY 1, 2, 3", nil, func(r *sql.Rows) error {
 		var k gapKernel
 		err := r.Scan(&k.device, &k.start, &k.end, &k.span)
 		if l := last[k.device]; l.start == k.start && l.end == k.end {
@@ -426,7 +426,7 @@ func (v *view) extendSegment(ctx context.Context, seg *segment, from, to int64) 
 		"INSERT INTO " + seg.alias + ".gaps SELECT device, bin, from_bin, b, s, b - d, coalesce(min(k.span), 0), any_value(g.span), any_value(g.shape) FROM (SELECT *, " + bin +
 			fmt.Sprintf(" AS bin FROM gap_ends WHERE gap >= %d AND rank <= %d) g ", store.MinGapNs, keptGaps) +
 			"LEFT JOIN (SELECT device AS kd, s AS ks, e AS ke, span FROM gap_kernels WHERE s >= 0 UNION ALL SELECT device, s, e, span FROM (" +
-			v.tables(v.kernelsSQL(rangesSQL(starts))) + ")) k ON kd = device AND ks = b - d AND ke = b GROUP BY device, bin, from_bin, b, s, d ORDER BY bin, b",
+			v.tables(v.kernelsSQL(v.rangesSQL(starts))) + ")) k ON kd = device AND ks = b - d AND ke = b GROUP BY device, bin, from_bin, b, s, d ORDER BY bin, b",
 		"DROP TABLE gap_kernels", "DROP TABLE gap_ends",
 	} {
 		if _, err := tx.ExecContext(ctx, q); err != nil {
@@ -591,8 +591,8 @@ func (v *view) gaps(ctx context.Context, q store.GapQuery, n int) (store.Gaps, e
 		}
 		values = append(values, fmt.Sprintf("(%s, %d, %d, %d)", textSQL(b.device), b.bin, b.end, b.dur))
 	}
-	part := "SELECT *, s AS t, $2 AS bin FROM (" + v.kernelsSQL(rangesSQL(tailRows)) + ") WHERE $3 = '' OR device = $3 " +
-		"UNION ALL SELECT k.*, s, s >> $1 FROM (" + v.kernelsSQL(rangesSQL(ranges)) + ") k SEMI JOIN bins ON bins.device = k.device AND bins.bin = s >> $1 " +
+	part := "SELECT *, s AS t, $2 AS bin FROM (" + v.kernelsSQL(v.rangesSQL(tailRows)) + ") WHERE $3 = '' OR device = $3 " +
+		"UNION ALL SELECT k.*, s, s >> $1 FROM (" + v.kernelsSQL(v.rangesSQL(ranges)) + ") k SEMI JOIN bins ON bins.device = k.device AND bins.bin = s >> $1 " +
 		"UNION ALL SELECT device, -1, before, 0, 0, before - dur, bin FROM bins"
 	// The bins of the first query have the other gaps.
 	const counted = "s >> $1 >= $2 OR b >> $1 IN ($6, $7) OR b < $4"
@@ -676,7 +676,7 @@ func (v *view) setBefore(rows rowsFunc, gaps []*store.Gap) error {
 		starts = append(starts, [2]int64{g.BeforeStart, g.BeforeStart + 1})
 	}
 	spans := map[kernel]store.SpanID{}
-	err := rows("SELECT k.device, s, k.e, min(span) FROM ("+v.kernelsSQL(rangesSQL(starts))+") k JOIN (VALUES "+strings.Join(values, ", ")+
+	err := rows("SELECT k.device, s, k.e, min(span) FROM ("+v.kernelsSQL(v.rangesSQL(starts))+") k JOIN (VALUES "+strings.Join(values, ", ")+
 		") x(device, start, e) ON x.device = k.device AND x.start = s AND x.e = k.e GROUP BY 1, 2, 3", func(r *sql.Rows) error {
 		var k kernel
 		var id store.SpanID
@@ -698,8 +698,8 @@ const maxRanges = 128
 
 // rangesSQL selects the operations that start in one of the ranges, or in the interval that includes
 // all of them if they are many. Each range is a scan, because DuckDB skips row groups by the bounds of
-// a scan only.
-func rangesSQL(ranges [][2]int64) string {
+// a scan only. Only the segments that can have such operations are scanned.
+func (v *view) rangesSQL(ranges [][2]int64) string {
 	slices.SortFunc(ranges, func(a, b [2]int64) int { return cmp.Compare(a[0], b[0]) })
 	var merged [][2]int64
 	for _, r := range ranges {
@@ -712,9 +712,23 @@ func rangesSQL(ranges [][2]int64) string {
 	if n := len(merged); n > maxRanges {
 		merged = [][2]int64{{merged[0][0], merged[n-1][1]}}
 	}
-	parts := []string{"SELECT * FROM {ops} WHERE false"}
-	for _, r := range merged {
-		parts = append(parts, fmt.Sprintf("SELECT * FROM {ops} WHERE start_ns >= %d AND start_ns < %d", r[0], r[1]))
+	v.s.mu.RLock()
+	defer v.s.mu.RUnlock()
+	parts := []string{"SELECT * FROM " + v.segments[0].alias + ".ops WHERE false"}
+	for i, seg := range v.segments {
+		// The first segment has earlier rows if another one was lost, see segmentAt.
+		first, end := int64(0), int64(math.MaxInt64)
+		if i > 0 {
+			first = min(seg.from, seg.summary.FirstNs)
+		}
+		if i+1 < len(v.segments) {
+			end = v.segments[i+1].from
+		}
+		for _, r := range merged {
+			if r[0] < end && r[1] > first {
+				parts = append(parts, fmt.Sprintf("SELECT * FROM %s.ops WHERE start_ns >= %d AND start_ns < %d", seg.alias, r[0], r[1]))
+			}
+		}
 	}
 	return "(" + strings.Join(parts, " UNION ALL ") + ")"
 }

@@ -97,6 +97,7 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 			})
 	}
 	var end int64
+	var none bool
 	switch {
 	case q.Sort == store.ByStart:
 		end, err = v.pageEnd(ctx, &q, n)
@@ -107,7 +108,7 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 			err = read(rows, top)
 		}
 		if err == nil && len(page.Rows) <= n {
-			err = v.skipLess(ctx, &q, &f, n)
+			none, err = v.skipLess(ctx, &q, &f, n)
 		}
 	}
 	if err != nil {
@@ -118,7 +119,7 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 		near.add("start_ns < ?", end)
 		err = read("{ops}", near)
 	}
-	if err == nil && len(page.Rows) <= n { // also if the cursor excludes rows that pageEnd counted
+	if err == nil && len(page.Rows) <= n && !none { // also if the cursor excludes rows that pageEnd counted
 		err = read("{ops}", f)
 	}
 	if err == nil {
@@ -287,12 +288,24 @@ const sampleShare = 32
 // skipLess adds to a filter a value that all operations of a page of more than n by duration or queue time reach, if
 // one is known. DuckDB then skips most operations. The bound comes from the statistics or, without them, from the
 // first part of the interval. By duration it is then made exact, which takes less time than to read more operations.
-func (v *view) skipLess(ctx context.Context, q *store.OpQuery, f *filter, n int) (err error) {
+// None says that no operation has the conditions.
+func (v *view) skipLess(ctx context.Context, q *store.OpQuery, f *filter, n int) (none bool, err error) {
 	value, conditions := "dur_ns", []string{"dur_ns >= ?"}
 	var least int64
-	if q.Sort == store.ByDuration {
-		least, err = v.shortest(ctx, q, n)
-	} else {
+	known, err := v.durations(ctx, q, n)
+	if err != nil || known != nil && known.count == 0 {
+		return true, err
+	}
+	if known != nil {
+		// DuckDB compares the place only of rows with such a duration.
+		f.add("dur_ns <= ?", known.longest)
+		if q.Sort == store.ByDuration {
+			least = known.least
+		} else if known.shortest > 0 {
+			f.add("dur_ns >= ?", known.shortest)
+		}
+	}
+	if q.Sort == store.ByQueue {
 		value, conditions = queueSQL, []string{queueSQL + " >= ?"}
 		// DuckDB skips rows by a column. The time from the launch to the start is at least a queue time that is
 		// the time from the end of the launch.
@@ -321,17 +334,19 @@ func (v *view) skipLess(ctx context.Context, q *store.OpQuery, f *filter, n int)
 		least, err = nth(part)
 	}
 	if err != nil || least <= 0 {
-		return err
+		return false, err
+	}
+	if q.Sort == store.ByDuration {
+		rough := filter{slices.Clone(f.conditions), slices.Clone(f.args)}
+		rough.add("dur_ns >= ?", least)
+		exact, err := nth(rough) // 0 if there are fewer
+		f.add("dur_ns >= ?", max(exact, least))
+		return false, err
 	}
 	for _, condition := range conditions {
 		f.add(condition, least)
 	}
-	if q.Sort == store.ByDuration {
-		if least, err = nth(*f); err == nil && least > 0 {
-			f.add("dur_ns >= ?", least)
-		}
-	}
-	return err
+	return false, nil
 }
 
 // extent returns the first start and the last end of the session.
@@ -341,21 +356,24 @@ func (v *view) extent() (from, to int64) {
 	return v.sess.info.FirstNs, v.sess.info.LastNs
 }
 
-// shortest returns a duration that more than n operations of a whole session reach, from the statistics, or 0.
-// With it, DuckDB skips most rows.
-func (v *view) shortest(ctx context.Context, q *store.OpQuery, n int) (int64, error) {
+// durations is what the statistics say of the operations of a whole session that a page by value may have: their
+// number, and bounds of their durations. More than n after the cursor reach least, or all do.
+type durations struct{ count, shortest, longest, least int64 }
+
+// durations returns nil if the statistics do not have the conditions of a query.
+func (v *view) durations(ctx context.Context, q *store.OpQuery, n int) (*durations, error) {
 	if q.From != 0 || q.To != 0 || q.Parent != 0 || q.Trace != (store.TraceID{}) || len(q.Lanes) > 0 || q.MaxNs != 0 || q.Stack != nil || v.sess.id == "" ||
 		q.Path != nil && v.stale {
-		return 0, nil
+		return nil, nil
 	}
 	parts, err := v.rollupParts(ctx, false, q.Path != nil)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	var paths map[where][]string
 	if q.Path != nil {
 		if paths, err = v.partPaths(ctx, parts); err != nil {
-			return 0, err
+			return nil, err
 		}
 	}
 	ids := idSet{}
@@ -364,33 +382,39 @@ func (v *view) shortest(ctx context.Context, q *store.OpQuery, n int) (int64, er
 	}
 	shapes, err := v.shapes(ctx, ids)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	most := store.Bucket(store.MaxTimeNs)
-	if q.After != nil {
+	last := store.Bucket(store.MaxTimeNs)
+	if q.Sort == store.ByDuration && q.After != nil {
 		// Those of the same bucket may be before the cursor.
-		if most = store.Bucket(q.After.Value); most == 0 {
-			return 0, nil
-		}
-		most--
+		last = store.Bucket(max(q.After.Value, 0))
 	}
-	counts := make([]int64, int(most)+1)
+	d := &durations{longest: -1}
+	counts := make([]int64, int(store.Bucket(store.MaxTimeNs))+1)
 	for i := range parts {
 		p := &parts[i]
 		shape := orEmpty(shapes[p.shape])
-		if p.bucket <= most && (len(q.Operations) == 0 || slices.Contains(q.Operations, shape.Operation)) && (len(q.Shapes) == 0 || slices.Contains(q.Shapes, p.shape)) &&
+		if (len(q.Operations) == 0 || slices.Contains(q.Operations, shape.Operation)) && (len(q.Shapes) == 0 || slices.Contains(q.Shapes, p.shape)) &&
 			(q.Name == "" || q.Name == shape.Name) && (q.Path == nil || v.inside(paths[p.where()], *q.Path, q.Direct)) {
 			counts[p.bucket] += p.n
+			d.count += p.n
+			d.longest = max(d.longest, p.max)
 		}
 	}
 	found := int64(0)
-	for b := int(most); b > 0; b-- {
-		if found += counts[b]; found > int64(n) {
-			lo, _ := store.BucketBounds(uint16(b))
-			return lo, nil
+	for b := len(counts) - 1; b >= 0; b-- {
+		if counts[b] == 0 {
+			continue
+		}
+		d.shortest, _ = store.BucketBounds(uint16(b))
+		if q.Sort == store.ByDuration && (q.After == nil || b < int(last)) {
+			if found <= int64(n) {
+				d.least = d.shortest
+			}
+			found += counts[b]
 		}
 	}
-	return 0, nil
+	return d, nil
 }
 
 // inside reports whether a list of names is a path, or below it unless direct.
@@ -451,9 +475,10 @@ func (v *view) insidePath(ctx context.Context, path uint32, direct bool) (string
 		}
 		return column + " IN (" + strings.Join(list, ", ") + ")"
 	}
-	condition := "place IN (SELECT id FROM {places} WHERE CASE WHEN scope_path != '' THEN " + in("scope_path", texts[true]) + " ELSE parent IN (" + of(chains) + ") END"
+	// DuckDB compares entries of a dictionary of texts, not rows, if a scan has no other condition.
+	condition := "place IN (SELECT id FROM {places} WHERE " + in("scope_path", texts[true]) + " UNION ALL SELECT id FROM {places} WHERE scope_path = '' AND parent IN (" + of(chains) + ")"
 	if len(texts[false]) > 0 {
-		condition += " OR scope_path = '' AND " + in("scope_name", texts[false]) + " AND parent NOT IN (" + of(known) + ")"
+		condition += " UNION ALL SELECT id FROM {places} WHERE scope_path = '' AND " + in("scope_name", texts[false]) + " AND parent NOT IN (" + of(known) + ")"
 	}
 	condition += ")"
 	if inside(nil) {
@@ -607,12 +632,23 @@ func (s *Store) Span(ctx context.Context, project, session string, id store.Span
 		f.add("start_ns = ?", at)
 	}
 	var ops []store.OpRow
-	err = v.each(ctx, "SELECT "+opColumns+" FROM {ops}"+f.where()+" ORDER BY start_ns LIMIT 1", f.args, func(r *sql.Rows) error {
-		var o store.OpRow
-		err := scanOp(r, &o.Op)
-		ops = append(ops, o)
-		return err
-	})
+	parts := [][]*segment{v.segments}
+	if at == 0 {
+		// The ids have no order, so that DuckDB reads all of a segment. Operations of earlier segments start earlier.
+		parts = slices.Collect(slices.Chunk(v.segments, 1))
+	}
+	for _, part := range parts {
+		one := view{s: v.s, sess: v.sess, segments: part}
+		err = one.each(ctx, "SELECT "+opColumns+" FROM {ops}"+f.where()+" ORDER BY start_ns LIMIT 1", f.args, func(r *sql.Rows) error {
+			var o store.OpRow
+			err := scanOp(r, &o.Op)
+			ops = append(ops, o)
+			return err
+		})
+		if err != nil || len(ops) > 0 {
+			break
+		}
+	}
 	if err == nil && len(ops) > 0 {
 		_, err = v.complete(ctx, ops)
 	}

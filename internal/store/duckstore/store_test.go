@@ -46,6 +46,40 @@ func batch(session string, start int64, n int) *store.Batch {
 	return b
 }
 
+func TestStore_SpanInSegments(t *testing.T) {
+	ctx := context.Background()
+	s := openStore(t, Config{Directory: t.TempDir(), SegmentOps: 10})
+	const id = store.SpanID(77)
+	for i := range int64(3) {
+		b := batch("a", 1e18+i*1e6, 10)
+		if i > 0 {
+			b.Ops[3].Span = id
+		}
+		write(t, s, b)
+	}
+	require.Len(t, s.sessions[sessionKey{"", "a"}].segments, 3)
+	for name, c := range map[string]struct {
+		id        store.SpanID
+		at, start int64
+	}{
+		"first segment":                {1<<63 + 1e18 + 5000, 0, 1e18 + 5000},
+		"last segment":                 {1<<63 + 1e18 + 2e6 + 9000, 0, 1e18 + 2e6 + 9000},
+		"two segments":                 {id, 0, 1e18 + 1e6 + 3000},
+		"two segments, with the start": {id, 1e18 + 2e6 + 3000, 1e18 + 2e6 + 3000},
+		"none":                         {78, 0, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			op, _, err := s.Span(ctx, "", "a", c.id, c.at)
+			if c.start == 0 {
+				require.ErrorIs(t, err, store.ErrNotFound)
+				return
+			}
+			require.NoError(t, err)
+			assert.Equal(t, c.start, op.StartNs)
+		})
+	}
+}
+
 func TestStore_Restart(t *testing.T) {
 	ctx := context.Background()
 	dir := t.TempDir()

@@ -15,8 +15,9 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store"
 )
 
-// TestStore_TopOps compares pages of a store with those of one that keeps no top_ops. Durations grow, many are
-// equal, and late operations change the first segment.
+// TestStore_TopOps compares pages of a store with those of one that keeps no top_ops and reads all operations.
+// Durations grow, many are equal, and late operations change the first segment. Some operations have the path of a
+// parent that arrives later.
 func TestStore_TopOps(t *testing.T) {
 	ctx := context.Background()
 	r := rand.New(rand.NewPCG(1, 2))
@@ -48,11 +49,18 @@ func TestStore_TopOps(t *testing.T) {
 		}
 		return all
 	}
+	var paths []uint32
 	queries := func() (list []store.OpQuery) {
 		for _, sort := range []store.OpSort{store.ByDuration, store.ByQueue} {
 			for _, limit := range []int{3, 15, 50} {
 				list = append(list, store.OpQuery{Session: "a", Sort: sort, Limit: limit}, store.OpQuery{Session: "a", Sort: sort, Limit: limit, Name: "gemm"},
 					store.OpQuery{Session: "a", Sort: sort, Limit: limit, Name: "other"}, store.OpQuery{Session: "a", Sort: sort, Limit: limit, To: 1e18 + 5e6})
+				for path := range paths {
+					if limit != 15 {
+						break
+					}
+					list = append(list, store.OpQuery{Session: "a", Sort: sort, Limit: limit, Path: &paths[path], Direct: path%2 > 0})
+				}
 			}
 		}
 		return list
@@ -70,9 +78,29 @@ func TestStore_TopOps(t *testing.T) {
 				o.QueueNs = store.Some(r.Int64N(1000) - 20)
 			}
 			o.Shape = 1 + r.Uint32N(2)
+			// Paths differ in their durations, as those of programs do.
+			if o.Place = r.Uint32N(6); o.Place > 1 {
+				o.EndNs += int64(o.Place) * 20
+			}
+		}
+		id := store.SpanID(i + 1)
+		b.Places = append(b.Places, store.Place{Key: 5, ScopePath: "train|other"}, store.Place{Key: 6, Parent: 1, ScopeName: "lost"},
+			store.Place{Key: 100 + uint64(i), Parent: id, ScopeName: "layer"}, store.Place{Key: 7, ScopePath: "eval"})
+		for _, p := range []store.SpanID{id, id - 2} { // that of the last write but one arrives now
+			if p > 1 && (p == id) == (i%2 == 0) {
+				b.Spans = append(b.Spans, store.Span{StartNs: b.Ops[0].StartNs, EndNs: b.Ops[49].EndNs, Span: p, Name: "layer", Operation: "scope"})
+			}
 		}
 		write(t, got, b)
 		write(t, want, b)
+		nodes, err := want.Scopes(ctx, "", "a")
+		require.NoError(t, err)
+		_, err = got.Scopes(ctx, "", "a")
+		require.NoError(t, err)
+		paths = paths[:0]
+		for _, n := range nodes {
+			paths = append(paths, n.Path)
+		}
 		for _, q := range queries() {
 			if i > 2 && i%5 != 0 {
 				break
