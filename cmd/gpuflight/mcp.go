@@ -316,8 +316,6 @@ func limitOf(n int) int {
 	return min(n, mcpMaxLimit)
 }
 
-func first[T any](list []T, n int) []T { return list[:min(len(list), n)] }
-
 // newMCPServer returns the server with its tools.
 func newMCPServer(m *mcpSource) *mcp.Server {
 	s := mcp.NewServer(&mcp.Implementation{Name: "gpuflight", Version: version.String()}, &mcp.ServerOptions{Instructions: mcpInstructions})
@@ -453,8 +451,9 @@ func shortTexts(x any) any {
 type object = map[string]any
 
 func sessionList(list []storedSession, limit int) any {
-	rows := []object{}
-	for _, s := range first(list, limitOf(limit)) {
+	rows, left := []object{}, leftOut{}
+	cut(left, "sessions", &list, limitOf(limit))
+	for _, s := range list {
 		row := object{
 			"id": s.ID, "service": s.Service, "host": s.Host, "start_unix_ns": strconv.FormatInt(s.Start, 10), "duration_ns": s.DurationNs,
 			"operations": s.Operations, "kernel_ns": s.KernelNs, "live": s.Live,
@@ -464,7 +463,7 @@ func sessionList(list []storedSession, limit int) any {
 		}
 		rows = append(rows, row)
 	}
-	return object{"sessions": rows, "more": len(list) - len(rows)}
+	return object{"sessions": rows, leftOutName: left}
 }
 
 func (m *mcpSource) listSessions(ctx context.Context, a *mcpListArgs) (any, error) {
@@ -521,9 +520,10 @@ func (m *mcpSource) steps(ctx context.Context, a *mcpInterval) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := limitOf(a.Limit)
-	answer.Steps.Longest, answer.Steps.Outliers = first(answer.Steps.Longest, n), first(answer.Steps.Outliers, n)
-	return object{"session": s.id, "base": strconv.FormatInt(answer.Base, 10), "complete": answer.Complete, "steps": answer.Steps}, nil
+	n, left := limitOf(a.Limit), leftOut{}
+	cut(left, "longest", &answer.Steps.Longest, n)
+	cut(left, "outliers", &answer.Steps.Outliers, n)
+	return object{"session": s.id, "base": strconv.FormatInt(answer.Base, 10), "complete": answer.Complete, "steps": answer.Steps, leftOutName: left}, nil
 }
 
 func (m *mcpSource) idleGaps(ctx context.Context, a *mcpGapArgs) (any, error) {
@@ -537,7 +537,7 @@ func (m *mcpSource) idleGaps(ctx context.Context, a *mcpGapArgs) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	devices := []object{}
+	devices, left := []object{}, leftOut{}
 	for i := range answer.Devices {
 		d := &answer.Devices[i]
 		gaps := d.Gaps
@@ -545,9 +545,10 @@ func (m *mcpSource) idleGaps(ctx context.Context, a *mcpGapArgs) (any, error) {
 			gaps = slices.DeleteFunc(gaps, func(g analysis.AnswerGap) bool { return g.Idle[cause] == 0 })
 			slices.SortStableFunc(gaps, func(x, y analysis.AnswerGap) int { return cmp.Compare(y.Idle[cause], x.Idle[cause]) })
 		}
-		devices = append(devices, object{"id": d.ID, "index": d.Index, "idle_ns": d.Whole.IdleNs, "idle_by_cause_ns": d.Whole.Idle, "gaps": first(gaps, limitOf(a.Limit))})
+		cut(left, "gaps", &gaps, limitOf(a.Limit))
+		devices = append(devices, object{"id": d.ID, "index": d.Index, "idle_ns": d.Whole.IdleNs, "idle_by_cause_ns": d.Whole.Idle, "gaps": gaps})
 	}
-	return object{"session": s.id, "base": strconv.FormatInt(answer.Base, 10), "complete": answer.Complete, "causes": answer.Causes, "devices": devices}, nil
+	return object{"session": s.id, "base": strconv.FormatInt(answer.Base, 10), "complete": answer.Complete, "causes": answer.Causes, "devices": devices, leftOutName: left}, nil
 }
 
 func (m *mcpSource) kernels(ctx context.Context, a *mcpKernelArgs) (any, error) {
@@ -654,10 +655,11 @@ func (m *mcpSource) scopes(ctx context.Context, a *mcpScopeArgs) (any, error) {
 	slices.SortStableFunc(nodes, func(a, b mcpScope) int {
 		return cmp.Or(cmp.Compare(b.Total.KernelNs+b.Total.CopyNs, a.Total.KernelNs+a.Total.CopyNs), cmp.Compare(b.WallNs, a.WallNs))
 	})
-	shown := first(nodes, limitOf(a.Limit))
+	left := leftOut{}
+	cut(left, "scopes", &nodes, limitOf(a.Limit))
 	var base string
 	deadline := time.Now().Add(mcpCiteTime)
-	for i := range shown {
+	for i := range nodes {
 		if time.Now().After(deadline) {
 			break
 		}
@@ -665,16 +667,16 @@ func (m *mcpSource) scopes(ctx context.Context, a *mcpScopeArgs) (any, error) {
 			Base      string
 			Instances []object
 		}
-		path := fmt.Sprintf("/scopes/%d/instances", shown[i].Path)
+		path := fmt.Sprintf("/scopes/%d/instances", nodes[i].Path)
 		if err := s.get(ctx, path, url.Values{"sort": {"wall"}, "limit": {"1"}}, &page); err != nil {
 			return nil, err
 		}
 		base = page.Base
 		if len(page.Instances) > 0 {
-			shown[i].Longest = page.Instances[0]
+			nodes[i].Longest = page.Instances[0]
 		}
 	}
-	return object{"session": s.id, "base": base, "scopes": shown, "more": len(nodes) - len(shown)}, nil
+	return object{"session": s.id, "base": base, "scopes": nodes, leftOutName: left}, nil
 }
 
 func (m *mcpSource) criticalPath(ctx context.Context, a *mcpPathArgs) (any, error) {

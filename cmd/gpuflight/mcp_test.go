@@ -4,6 +4,9 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 
@@ -64,6 +67,59 @@ func TestMCP_LeftOut(t *testing.T) {
 					assert.JSONEq(t, string(whole), string(r))
 				}
 			}
+		})
+	}
+}
+
+// TestMCP_LeftOutByLimit asks for fewer rows than there are.
+func TestMCP_LeftOutByLimit(t *testing.T) {
+	mux := http.NewServeMux()
+	answer := func(path, text string) {
+		mux.HandleFunc("GET /api/v1"+path, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, text) })
+	}
+	answer("/sessions", `{"sessions": [{"id": "11", "start": "0"}, {"id": "12", "start": "0"}, {"id": "21", "start": "0"}]}`)
+	answer("/sessions/11/analysis", `{"base": "0",
+		"devices": [
+			{"gaps": [{"start": 1, "idle_by_cause_ns": {"host": 9}}, {"start": 2, "idle_by_cause_ns": {"sync": 5}}, {"start": 3, "idle_by_cause_ns": {"sync": 7}}, {"start": 4, "idle_by_cause_ns": {"sync": 6}}]},
+			{"gaps": [{"start": 5, "idle_by_cause_ns": {"sync": 1}}, {"start": 6, "idle_by_cause_ns": {"sync": 2}}]}],
+		"steps": {"longest": [{"start": 1}, {"start": 2}, {"start": 3}], "outliers": [{"start": 4}, {"start": 5}]}}`)
+	answer("/sessions/11/scopes", `{"nodes": [{"path": 0}, {"path": 1, "name": "a", "wall_ns": 1}, {"path": 2, "name": "b", "wall_ns": 3}, {"path": 3, "parent": 2, "name": "c", "wall_ns": 2}]}`)
+	answer("/sessions/11/scopes/2/instances", `{"base": "7", "instances": [{"span": "x"}]}`)
+	s := httptest.NewServer(mux)
+	defer s.Close()
+	m := &mcpSource{ctx: t.Context(), api: queryAPI{s.URL}}
+	session := mcpSessionArg{"11"}
+	for name, tt := range map[string]struct {
+		call func(limit int) (any, error)
+		rows string // with limit 1
+		left leftOut
+	}{
+		"list_sessions": {
+			func(n int) (any, error) { return m.listSessions(t.Context(), &mcpListArgs{Limit: n}) },
+			`"sessions":[{"duration_ns":0,"host":"","id":"11",`, leftOut{"sessions": 2},
+		},
+		"steps": {
+			func(n int) (any, error) { return m.steps(t.Context(), &mcpInterval{mcpSessionArg: session, Limit: n}) },
+			`"longest":[{"number":0,"name":"","start":1,`, leftOut{"longest": 2, "outliers": 1},
+		},
+		"idle_gaps": {
+			func(n int) (any, error) {
+				return m.idleGaps(t.Context(), &mcpGapArgs{mcpInterval: mcpInterval{mcpSessionArg: session, Limit: n}, Cause: "sync"})
+			},
+			`"gaps":[{"start":3,`, leftOut{"gaps": 2 + 1},
+		},
+		"scopes": {
+			func(n int) (any, error) { return m.scopes(t.Context(), &mcpScopeArgs{session, n}) },
+			`"scopes":[{"path":2,`, leftOut{"scopes": 2},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			answer, err := tt.call(1)
+			require.NoError(t, err)
+			assert.Equal(t, tt.left, answer.(object)[leftOutName])
+			text, err := json.Marshal(answer)
+			require.NoError(t, err)
+			assert.Contains(t, string(text), tt.rows)
 		})
 	}
 }
