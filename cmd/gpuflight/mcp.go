@@ -352,7 +352,7 @@ func addTool[In any](s *mcp.Server, name, description string, f func(context.Con
 }
 
 // bounded returns an answer as JSON whose texts are short. Of an answer that is too large, it shortens lists, first
-// those inside others.
+// those inside others and last those of texts.
 func bounded(answer any) (json.RawMessage, error) {
 	left := leftOut{}
 	if o, ok := answer.(object); ok {
@@ -385,10 +385,10 @@ func bounded(answer any) (json.RawMessage, error) {
 		if b.Len() <= mcpMaxAnswer {
 			return b.Bytes(), nil
 		}
-		if depth < 0 {
+		if depth < -1 {
 			return nil, fmt.Errorf("the answer has %d bytes, more than %d: use a smaller limit", b.Len(), mcpMaxAnswer)
 		}
-		shorten(tree, "", n, depth, left)
+		shorten(tree, "", n, depth, depth < 0, left)
 		if o, ok := tree.(object); ok && len(left) > 0 {
 			o[leftOutName] = left
 		}
@@ -408,23 +408,29 @@ func cut[T any](left leftOut, name string, list *[]T, n int) {
 	}
 }
 
-// shorten returns JSON with at most n values of each list of objects that is inside depth other lists.
-func shorten(x any, name string, n, depth int, left leftOut) any {
+// oneText are lists of texts that only together say something.
+var oneText = []string{"names", "path", "scope", "scope_path", "stack"}
+
+// shorten returns JSON with at most n values of each list of objects that is inside depth other lists, and with texts
+// also of each list of texts.
+func shorten(x any, name string, n, depth int, texts bool, left leftOut) any {
 	switch v := x.(type) {
 	case []any:
 		if len(v) == 0 {
 			break
 		}
-		if _, ok := v[0].(object); ok && depth <= 0 {
+		_, row := v[0].(object)
+		_, text := v[0].(string)
+		if row && depth <= 0 || text && texts && !slices.Contains(oneText, name) {
 			cut(left, name, &v, n)
 		}
 		for i := range v {
-			v[i] = shorten(v[i], name, n, depth-1, left)
+			v[i] = shorten(v[i], name, n, depth-1, texts, left)
 		}
 		return v
 	case object:
 		for k := range v {
-			v[k] = shorten(v[k], k, n, depth, left)
+			v[k] = shorten(v[k], k, n, depth, texts, left)
 		}
 	}
 	return x
@@ -730,10 +736,10 @@ func (m *mcpSource) ranks(ctx context.Context, a *mcpRanksArgs) (any, error) {
 	return nil, firstErr
 }
 
-// shortLists returns JSON with at most n values of each list, and says how many it left out.
+// shortLists returns JSON with at most n values of each list of objects, and says how many it left out.
 func shortLists(answer object, n int) object {
 	if left := (leftOut{}); answer != nil {
-		shorten(answer, "", n, 0, left)
+		shorten(answer, "", n, 0, false, left)
 		answer[leftOutName] = left
 	}
 	return answer

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,12 +25,14 @@ func TestMCP_Bounded(t *testing.T) {
 
 	_, err = bounded(make([]string, mcpMaxAnswer))
 	assert.ErrorContains(t, err, "use a smaller limit")
-	_, err = bounded(object{"text": make([]string, mcpMaxAnswer), leftOutName: leftOut{"x": 1}})
+	_, err = bounded(object{"path": make([]string, mcpMaxAnswer), leftOutName: leftOut{"x": 1}})
+	assert.ErrorContains(t, err, "use a smaller limit")
+	_, err = bounded(object{"grid": make([]int, mcpMaxAnswer)})
 	assert.ErrorContains(t, err, "use a smaller limit")
 }
 
-// TestMCP_LeftOut shortens answers whose lists are too long: first those inside others, and never those of texts or
-// numbers.
+// TestMCP_LeftOut shortens answers whose lists are too long: first those inside others, and never those of numbers or
+// of texts that only together say something.
 func TestMCP_LeftOut(t *testing.T) {
 	rows := func(n int, row object) (list []object) {
 		for range n {
@@ -67,6 +70,37 @@ func TestMCP_LeftOut(t *testing.T) {
 					assert.JSONEq(t, string(whole), string(r))
 				}
 			}
+		})
+	}
+}
+
+// TestMCP_LeftOutTexts shortens lists of texts only if an answer is still too large with one row of each list.
+func TestMCP_LeftOutTexts(t *testing.T) {
+	texts := func(n int) []string { return slices.Repeat([]string{strings.Repeat("x", 250)}, n) }
+	for name, tt := range map[string]struct {
+		problems, findings int
+		left               leftOut
+	}{
+		"short texts": {100, 100, leftOut{"ranks": 199}},
+		"one list":    {300, 40, leftOut{"ranks": 199, "problems": 250}},
+		"all lists":   {5000, 300, leftOut{"ranks": 199, "problems": 4950, "findings": 250}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			row := object{"name": strings.Repeat("y", 300), "path": slices.Repeat([]string{"p"}, 60), "findings": texts(tt.findings)}
+			text, err := bounded(object{"problems": texts(tt.problems), "ranks": slices.Repeat([]object{row}, 200)})
+			require.NoError(t, err)
+			assert.LessOrEqual(t, len(text), mcpMaxAnswer)
+			var answer struct {
+				Problems []string
+				Ranks    []struct{ Path, Findings []string }
+				Left     leftOut `json:"left_out"`
+			}
+			require.NoError(t, json.Unmarshal(text, &answer))
+			assert.Equal(t, tt.left, answer.Left)
+			assert.Len(t, answer.Problems, tt.problems-tt.left["problems"])
+			require.Len(t, answer.Ranks, 1)
+			assert.Len(t, answer.Ranks[0].Path, 60)
+			assert.Len(t, answer.Ranks[0].Findings, tt.findings-tt.left["findings"])
 		})
 	}
 }
