@@ -1441,7 +1441,7 @@ export interface components {
             to: components["schemas"]["Time"];
             complete: boolean;
             device: string;
-            /** @description A part of the interval, of some 262,144 operations, has more than 200,000 scopes. `scopes` is then empty */
+            /** @description The interval, or in the embedded store a part of it, of some 262,144 operations, has more than 200,000 scopes. `scopes` is then empty */
             many_scopes: boolean;
             missing?: components["schemas"]["Missing"];
             scopes: components["schemas"]["ScopeTime"][];
@@ -1457,6 +1457,8 @@ export interface components {
             launches: components["schemas"]["Count"];
             /** @description Launches that returned when the device had no work left */
             late: components["schemas"]["Count"];
+            /** @description Paths are unknown, because the interval, or in the embedded store a part of it, has more than 200,000 scopes. `operations` is then empty */
+            many_scopes?: boolean;
             operations: components["schemas"]["AnalysedOperation"][];
         };
         AnalysedOperation: components["schemas"]["Reference"] & components["schemas"]["Parts"] & {
