@@ -459,16 +459,14 @@ describe("what limits scopes and launches", () => {
     await close(page);
   });
 
-  test("of a program that the device limits: few launches are late, and the only kernel that is too small is not listed", async () => {
+  test("of a program that the device limits: few launches are late, and no kernel is too small", async () => {
     const page = await open(`${of("slow_layer")}/findings`);
     const table = page.getByRole("table", { name: "Limits of scopes" });
     assert.deepEqual(await cells(table), [
       ["step", "device", "84.7 ms", "100 %", "", "1.6 %", "latency 1.6 %", "0.2 %", "29.9 ms"],
     ]);
     assert.equal(await table.getByTitle("2 of 804 launches").count(), 1);
-    assert.deepEqual(await cells(page.getByRole("table", { name: "Small kernels" })), [
-      ["1 kernel", "", "", "", "1.05 µs", "", "", ""],
-    ]);
+    assert.equal(await page.getByRole("table", { name: "Small kernels" }).count(), 0);
     await close(page);
   });
 

@@ -237,7 +237,7 @@ export function SmallKernels({ d }: { d: Device }) {
   const session = useSession();
   const search = useSearch({ from: "/sessions/$session/findings" });
   const shown = d.small_kernels.filter((k) => k.lost_ns >= minLost * d.kernel_ns);
-  if (d.small_total.shapes === 0) return null;
+  if (d.small_total.lost_ns < minLost * d.kernel_ns || d.small_total.shapes === 0) return null;
   const lost = (ns: number) => row({ values: { [`lost ${d.id}`]: ns } });
   const rest = d.small_total.lost_ns - shown.reduce((n, k) => n + k.lost_ns, 0);
   const lane = lanesOf(session, d.id);
