@@ -316,8 +316,6 @@ func limitOf(n int) int {
 	return min(n, mcpMaxLimit)
 }
 
-func first[T any](list []T, n int) []T { return list[:min(len(list), n)] }
-
 // newMCPServer returns the server with its tools.
 func newMCPServer(m *mcpSource) *mcp.Server {
 	s := mcp.NewServer(&mcp.Implementation{Name: "gpuflight", Version: version.String()}, &mcp.ServerOptions{Instructions: mcpInstructions})
@@ -354,7 +352,7 @@ func addTool[In any](s *mcp.Server, name, description string, f func(context.Con
 }
 
 // bounded returns an answer as JSON whose texts are short. Of an answer that is too large, it shortens lists, first
-// those inside others.
+// those inside others and last those of texts.
 func bounded(answer any) (json.RawMessage, error) {
 	left := leftOut{}
 	if o, ok := answer.(object); ok {
@@ -387,10 +385,10 @@ func bounded(answer any) (json.RawMessage, error) {
 		if b.Len() <= mcpMaxAnswer {
 			return b.Bytes(), nil
 		}
-		if depth < 0 {
+		if depth < -1 {
 			return nil, fmt.Errorf("the answer has %d bytes, more than %d: use a smaller limit", b.Len(), mcpMaxAnswer)
 		}
-		shorten(tree, "", n, depth, left)
+		shorten(tree, "", n, depth, depth < 0, left)
 		if o, ok := tree.(object); ok && len(left) > 0 {
 			o[leftOutName] = left
 		}
@@ -410,23 +408,29 @@ func cut[T any](left leftOut, name string, list *[]T, n int) {
 	}
 }
 
-// shorten returns JSON with at most n values of each list of objects that is inside depth other lists.
-func shorten(x any, name string, n, depth int, left leftOut) any {
+// oneText are lists of texts that only together say something.
+var oneText = []string{"names", "path", "scope", "scope_path", "stack"}
+
+// shorten returns JSON with at most n values of each list of objects that is inside depth other lists, and with texts
+// also of each list of texts.
+func shorten(x any, name string, n, depth int, texts bool, left leftOut) any {
 	switch v := x.(type) {
 	case []any:
 		if len(v) == 0 {
 			break
 		}
-		if _, ok := v[0].(object); ok && depth <= 0 {
+		_, row := v[0].(object)
+		_, text := v[0].(string)
+		if row && depth <= 0 || text && texts && !slices.Contains(oneText, name) {
 			cut(left, name, &v, n)
 		}
 		for i := range v {
-			v[i] = shorten(v[i], name, n, depth-1, left)
+			v[i] = shorten(v[i], name, n, depth-1, texts, left)
 		}
 		return v
 	case object:
 		for k := range v {
-			v[k] = shorten(v[k], k, n, depth, left)
+			v[k] = shorten(v[k], k, n, depth, texts, left)
 		}
 	}
 	return x
@@ -453,8 +457,9 @@ func shortTexts(x any) any {
 type object = map[string]any
 
 func sessionList(list []storedSession, limit int) any {
-	rows := []object{}
-	for _, s := range first(list, limitOf(limit)) {
+	rows, left := []object{}, leftOut{}
+	cut(left, "sessions", &list, limitOf(limit))
+	for _, s := range list {
 		row := object{
 			"id": s.ID, "service": s.Service, "host": s.Host, "start_unix_ns": strconv.FormatInt(s.Start, 10), "duration_ns": s.DurationNs,
 			"operations": s.Operations, "kernel_ns": s.KernelNs, "live": s.Live,
@@ -464,7 +469,7 @@ func sessionList(list []storedSession, limit int) any {
 		}
 		rows = append(rows, row)
 	}
-	return object{"sessions": rows, "more": len(list) - len(rows)}
+	return object{"sessions": rows, leftOutName: left}
 }
 
 func (m *mcpSource) listSessions(ctx context.Context, a *mcpListArgs) (any, error) {
@@ -521,9 +526,10 @@ func (m *mcpSource) steps(ctx context.Context, a *mcpInterval) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := limitOf(a.Limit)
-	answer.Steps.Longest, answer.Steps.Outliers = first(answer.Steps.Longest, n), first(answer.Steps.Outliers, n)
-	return object{"session": s.id, "base": strconv.FormatInt(answer.Base, 10), "complete": answer.Complete, "steps": answer.Steps}, nil
+	n, left := limitOf(a.Limit), leftOut{}
+	cut(left, "longest", &answer.Steps.Longest, n)
+	cut(left, "outliers", &answer.Steps.Outliers, n)
+	return object{"session": s.id, "base": strconv.FormatInt(answer.Base, 10), "complete": answer.Complete, "steps": answer.Steps, leftOutName: left}, nil
 }
 
 func (m *mcpSource) idleGaps(ctx context.Context, a *mcpGapArgs) (any, error) {
@@ -537,7 +543,7 @@ func (m *mcpSource) idleGaps(ctx context.Context, a *mcpGapArgs) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	devices := []object{}
+	devices, left := []object{}, leftOut{}
 	for i := range answer.Devices {
 		d := &answer.Devices[i]
 		gaps := d.Gaps
@@ -545,9 +551,10 @@ func (m *mcpSource) idleGaps(ctx context.Context, a *mcpGapArgs) (any, error) {
 			gaps = slices.DeleteFunc(gaps, func(g analysis.AnswerGap) bool { return g.Idle[cause] == 0 })
 			slices.SortStableFunc(gaps, func(x, y analysis.AnswerGap) int { return cmp.Compare(y.Idle[cause], x.Idle[cause]) })
 		}
-		devices = append(devices, object{"id": d.ID, "index": d.Index, "idle_ns": d.Whole.IdleNs, "idle_by_cause_ns": d.Whole.Idle, "gaps": first(gaps, limitOf(a.Limit))})
+		cut(left, "gaps", &gaps, limitOf(a.Limit))
+		devices = append(devices, object{"id": d.ID, "index": d.Index, "idle_ns": d.Whole.IdleNs, "idle_by_cause_ns": d.Whole.Idle, "gaps": gaps})
 	}
-	return object{"session": s.id, "base": strconv.FormatInt(answer.Base, 10), "complete": answer.Complete, "causes": answer.Causes, "devices": devices}, nil
+	return object{"session": s.id, "base": strconv.FormatInt(answer.Base, 10), "complete": answer.Complete, "causes": answer.Causes, "devices": devices, leftOutName: left}, nil
 }
 
 func (m *mcpSource) kernels(ctx context.Context, a *mcpKernelArgs) (any, error) {
@@ -654,10 +661,11 @@ func (m *mcpSource) scopes(ctx context.Context, a *mcpScopeArgs) (any, error) {
 	slices.SortStableFunc(nodes, func(a, b mcpScope) int {
 		return cmp.Or(cmp.Compare(b.Total.KernelNs+b.Total.CopyNs, a.Total.KernelNs+a.Total.CopyNs), cmp.Compare(b.WallNs, a.WallNs))
 	})
-	shown := first(nodes, limitOf(a.Limit))
+	left := leftOut{}
+	cut(left, "scopes", &nodes, limitOf(a.Limit))
 	var base string
 	deadline := time.Now().Add(mcpCiteTime)
-	for i := range shown {
+	for i := range nodes {
 		if time.Now().After(deadline) {
 			break
 		}
@@ -665,16 +673,16 @@ func (m *mcpSource) scopes(ctx context.Context, a *mcpScopeArgs) (any, error) {
 			Base      string
 			Instances []object
 		}
-		path := fmt.Sprintf("/scopes/%d/instances", shown[i].Path)
+		path := fmt.Sprintf("/scopes/%d/instances", nodes[i].Path)
 		if err := s.get(ctx, path, url.Values{"sort": {"wall"}, "limit": {"1"}}, &page); err != nil {
 			return nil, err
 		}
 		base = page.Base
 		if len(page.Instances) > 0 {
-			shown[i].Longest = page.Instances[0]
+			nodes[i].Longest = page.Instances[0]
 		}
 	}
-	return object{"session": s.id, "base": base, "scopes": shown, "more": len(nodes) - len(shown)}, nil
+	return object{"session": s.id, "base": base, "scopes": nodes, leftOutName: left}, nil
 }
 
 func (m *mcpSource) criticalPath(ctx context.Context, a *mcpPathArgs) (any, error) {
@@ -728,10 +736,10 @@ func (m *mcpSource) ranks(ctx context.Context, a *mcpRanksArgs) (any, error) {
 	return nil, firstErr
 }
 
-// shortLists returns JSON with at most n values of each list, and says how many it left out.
+// shortLists returns JSON with at most n values of each list of objects, and says how many it left out.
 func shortLists(answer object, n int) object {
 	if left := (leftOut{}); answer != nil {
-		shorten(answer, "", n, 0, left)
+		shorten(answer, "", n, 0, false, left)
 		answer[leftOutName] = left
 	}
 	return answer

@@ -4,6 +4,10 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
@@ -21,12 +25,14 @@ func TestMCP_Bounded(t *testing.T) {
 
 	_, err = bounded(make([]string, mcpMaxAnswer))
 	assert.ErrorContains(t, err, "use a smaller limit")
-	_, err = bounded(object{"text": make([]string, mcpMaxAnswer), leftOutName: leftOut{"x": 1}})
+	_, err = bounded(object{"path": make([]string, mcpMaxAnswer), leftOutName: leftOut{"x": 1}})
+	assert.ErrorContains(t, err, "use a smaller limit")
+	_, err = bounded(object{"grid": make([]int, mcpMaxAnswer)})
 	assert.ErrorContains(t, err, "use a smaller limit")
 }
 
-// TestMCP_LeftOut shortens answers whose lists are too long: first those inside others, and never those of texts or
-// numbers.
+// TestMCP_LeftOut shortens answers whose lists are too long: first those inside others, and never those of numbers or
+// of texts that only together say something.
 func TestMCP_LeftOut(t *testing.T) {
 	rows := func(n int, row object) (list []object) {
 		for range n {
@@ -64,6 +70,90 @@ func TestMCP_LeftOut(t *testing.T) {
 					assert.JSONEq(t, string(whole), string(r))
 				}
 			}
+		})
+	}
+}
+
+// TestMCP_LeftOutTexts shortens lists of texts only if an answer is still too large with one row of each list.
+func TestMCP_LeftOutTexts(t *testing.T) {
+	texts := func(n int) []string { return slices.Repeat([]string{strings.Repeat("x", 250)}, n) }
+	for name, tt := range map[string]struct {
+		problems, findings int
+		left               leftOut
+	}{
+		"short texts": {100, 100, leftOut{"ranks": 199}},
+		"one list":    {300, 40, leftOut{"ranks": 199, "problems": 250}},
+		"all lists":   {5000, 300, leftOut{"ranks": 199, "problems": 4950, "findings": 250}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			row := object{"name": strings.Repeat("y", 300), "path": slices.Repeat([]string{"p"}, 60), "findings": texts(tt.findings)}
+			text, err := bounded(object{"problems": texts(tt.problems), "ranks": slices.Repeat([]object{row}, 200)})
+			require.NoError(t, err)
+			assert.LessOrEqual(t, len(text), mcpMaxAnswer)
+			var answer struct {
+				Problems []string
+				Ranks    []struct{ Path, Findings []string }
+				Left     leftOut `json:"left_out"`
+			}
+			require.NoError(t, json.Unmarshal(text, &answer))
+			assert.Equal(t, tt.left, answer.Left)
+			assert.Len(t, answer.Problems, tt.problems-tt.left["problems"])
+			require.Len(t, answer.Ranks, 1)
+			assert.Len(t, answer.Ranks[0].Path, 60)
+			assert.Len(t, answer.Ranks[0].Findings, tt.findings-tt.left["findings"])
+		})
+	}
+}
+
+// TestMCP_LeftOutByLimit asks for fewer rows than there are.
+func TestMCP_LeftOutByLimit(t *testing.T) {
+	mux := http.NewServeMux()
+	answer := func(path, text string) {
+		mux.HandleFunc("GET /api/v1"+path, func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, text) })
+	}
+	answer("/sessions", `{"sessions": [{"id": "11", "start": "0"}, {"id": "12", "start": "0"}, {"id": "21", "start": "0"}]}`)
+	answer("/sessions/11/analysis", `{"base": "0",
+		"devices": [
+			{"gaps": [{"start": 1, "idle_by_cause_ns": {"host": 9}}, {"start": 2, "idle_by_cause_ns": {"sync": 5}}, {"start": 3, "idle_by_cause_ns": {"sync": 7}}, {"start": 4, "idle_by_cause_ns": {"sync": 6}}]},
+			{"gaps": [{"start": 5, "idle_by_cause_ns": {"sync": 1}}, {"start": 6, "idle_by_cause_ns": {"sync": 2}}]}],
+		"steps": {"longest": [{"start": 1}, {"start": 2}, {"start": 3}], "outliers": [{"start": 4}, {"start": 5}]}}`)
+	answer("/sessions/11/scopes", `{"nodes": [{"path": 0}, {"path": 1, "name": "a", "wall_ns": 1}, {"path": 2, "name": "b", "wall_ns": 3}, {"path": 3, "parent": 2, "name": "c", "wall_ns": 2}]}`)
+	answer("/sessions/11/scopes/2/instances", `{"base": "7", "instances": [{"span": "x"}]}`)
+	s := httptest.NewServer(mux)
+	defer s.Close()
+	m := &mcpSource{ctx: t.Context(), api: queryAPI{s.URL}}
+	session := mcpSessionArg{"11"}
+	for name, tt := range map[string]struct {
+		call func(limit int) (any, error)
+		rows string // with limit 1
+		left leftOut
+	}{
+		"list_sessions": {
+			func(n int) (any, error) { return m.listSessions(t.Context(), &mcpListArgs{Limit: n}) },
+			`"sessions":[{"duration_ns":0,"host":"","id":"11",`, leftOut{"sessions": 2},
+		},
+		"steps": {
+			func(n int) (any, error) { return m.steps(t.Context(), &mcpInterval{mcpSessionArg: session, Limit: n}) },
+			`"longest":[{"number":0,"name":"","start":1,`, leftOut{"longest": 2, "outliers": 1},
+		},
+		"idle_gaps": {
+			func(n int) (any, error) {
+				return m.idleGaps(t.Context(), &mcpGapArgs{mcpInterval: mcpInterval{mcpSessionArg: session, Limit: n}, Cause: "sync"})
+			},
+			`"gaps":[{"start":3,`, leftOut{"gaps": 2 + 1},
+		},
+		"scopes": {
+			func(n int) (any, error) { return m.scopes(t.Context(), &mcpScopeArgs{session, n}) },
+			`"scopes":[{"path":2,`, leftOut{"scopes": 2},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			answer, err := tt.call(1)
+			require.NoError(t, err)
+			assert.Equal(t, tt.left, answer.(object)[leftOutName])
+			text, err := json.Marshal(answer)
+			require.NoError(t, err)
+			assert.Contains(t, string(text), tt.rows)
 		})
 	}
 }

@@ -337,7 +337,9 @@ type AnswerOwned struct {
 	From     int64 `json:"from"`
 	To       int64 `json:"to"`
 	Complete bool  `json:"complete"`
-	Count    int64 `json:"count"`
+	// ManyScopes says that there are no operations because there are too many scopes.
+	ManyScopes bool  `json:"many_scopes"`
+	Count      int64 `json:"count"`
 	Parts
 	Launches   int64           `json:"launches"`
 	Late       int64           `json:"late"`
@@ -356,7 +358,7 @@ type AnswerOwnedOp struct {
 
 // NewAnswerOwned returns the JSON of operations. Times are relative to base, in Unix nanoseconds.
 func NewAnswerOwned(x *Owned, base int64) *AnswerOwned {
-	a := &AnswerOwned{Base: base, Complete: x.Complete, Count: x.Count, Parts: x.Parts, Launches: x.Launches, Late: x.Late, Operations: make([]AnswerOwnedOp, len(x.List))}
+	a := &AnswerOwned{Base: base, Complete: x.Complete, ManyScopes: x.ManyScopes, Count: x.Count, Parts: x.Parts, Launches: x.Launches, Late: x.Late, Operations: make([]AnswerOwnedOp, len(x.List))}
 	if x.ToNs > 0 {
 		a.From, a.To = x.FromNs-base, x.ToNs-base
 	}

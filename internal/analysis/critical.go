@@ -261,7 +261,7 @@ func (w *walker) add(row *store.OpRow, info *shapeInfo) {
 // prepare sorts what has been added.
 func (w *walker) prepare() {
 	w.byEnd, w.calls = make([]int, 0, len(w.ops)), slices.Grow(w.calls, len(w.ops))
-	w.parts = make([]PathPart, 0, 2*len(w.ops)) // often a launch, or the time before it, and the operation
+	w.parts = make([]PathPart, 0, min(2*len(w.ops), 1<<14)) // often a launch, or the time before it, and the operation
 	for i := range w.ops {
 		o := &w.ops[i]
 		if o.end > o.start {

@@ -140,13 +140,15 @@ func (r *Result) addMissing(ctx context.Context, src Source) (err error) {
 	}
 	x := &r.Steps
 	unknown(&x.P50.Parts, &x.P95.Parts, &x.Max.Parts)
+	step := func(s *Step) {
+		unknown(&s.Parts)
+		s.Bound, s.GraphNs = BoundUnknown, 0
+	}
 	for i := range x.Longest {
-		unknown(&x.Longest[i].Parts)
-		x.Longest[i].Bound = BoundUnknown
+		step(&x.Longest[i])
 	}
 	if x.Typical != nil {
-		unknown(&x.Typical.Parts)
-		x.Typical.Bound = BoundUnknown
+		step(x.Typical)
 	}
 	x.Outliers, x.OutlierCount = nil, 0
 	r.Findings = []Finding{}

@@ -21,6 +21,8 @@ type OwnedOp struct {
 	// Launched says that the launch times are known, Late that the launch returned when the device had no work left.
 	Launched, Late bool
 	QueueNs        store.Int
+
+	counted bool // it starts in the active interval
 }
 
 // Owned is what [ListOwned] finds.
@@ -29,7 +31,11 @@ type Owned struct {
 	// deadline. The operations are then those until it stopped.
 	FromNs, ToNs int64
 	Complete     bool
-	// Count, Parts, Launches and Late are of all operations that are found.
+	// ManyScopes says that the operations of a scope are unknown, because a part of the interval that is read at
+	// once has more than 200,000 scopes. There are then no operations.
+	ManyScopes bool
+	// Count, Parts, Launches and Late are of all operations that are found: those that start in the active interval
+	// or have time in it.
 	Count int64
 	Parts
 	Launches, Late int64
@@ -109,18 +115,18 @@ func (x *Owned) add(d *device, w *work, inside bool) {
 	if w.own == nil {
 		return
 	}
-	if inside && d.period()[x.period] {
-		w.own.Launched, w.own.Late = w.launched, w.late
+	if x.Fusion || inside && d.period()[x.period] {
+		w.own.Launched, w.own.Late, w.own.counted = w.launched, w.late, true
 	}
 	if x.List = append(x.List, w.own); len(x.List) >= 2*x.limit+int(numClasses) {
 		x.trim(x.limit + int(numClasses)) // the owners can get more time
 	}
 }
 
-// firstStep forgets the pairs before the first step, the last of which w ends.
-func (x *Owned) firstStep(w *work) {
+// firstStep forgets the pairs before the first step.
+func (x *Owned) firstStep() {
 	if x.Fusion {
-		x.List, x.Count, x.Parts, w.own = nil, 0, Parts{}, nil
+		x.List, x.Count, x.Parts, x.Launches, x.Late = nil, 0, Parts{}, 0, 0
 	}
 }
 
@@ -146,6 +152,7 @@ func (x *Owned) trim(limit int) {
 	slices.SortFunc(x.List, func(a, b *OwnedOp) int {
 		return cmp.Or(cmp.Compare(owners(b), owners(a)), cmp.Compare(b.WallNs, a.WallNs), cmp.Compare(a.StartNs, b.StartNs), cmp.Compare(a.Span, b.Span))
 	})
+	x.List = slices.DeleteFunc(x.List, func(op *OwnedOp) bool { return !op.counted && op.WallNs == 0 && owners(op) == 0 })
 	for _, op := range x.List[min(len(x.List), limit):] {
 		x.sum(op)
 	}
@@ -178,8 +185,10 @@ func (x *Owned) list(ctx context.Context, src Source, a *analysis, r *Result, de
 		return err
 	}
 	again.finish(r.ToNs)
-	x.Complete = x.Complete && !again.profile.many // else paths are unknown
 	x.owner = [numClasses]*OwnedOp{}
+	if x.ManyScopes = again.profile.many && (x.Outside || len(x.Scope) > 0); x.ManyScopes {
+		x.List, x.Count, x.Parts, x.Launches, x.Late = nil, 0, Parts{}, 0, 0
+	}
 	if x.unknown {
 		for _, op := range x.List {
 			op.Idle = CauseSums{Unknown: op.IdleNs}

@@ -37,13 +37,17 @@ func requireOwned(t *testing.T, src Source, o Options) (scopes, fusions int) {
 		want := &p.Times[i]
 		x := list(OwnedFilter{Device: p.Device, Scope: want.Path, Outside: len(want.Path) == 0})
 		require.Equal(t, want.Parts, x.Parts, "%q", want.Path)
-		require.Equal(t, []int64{want.Launches, want.Late}, []int64{x.Launches, x.Late}, "%q", want.Path)
-		queue := histogram{}
+		queue, counted := histogram{}, int64(0)
 		for _, op := range x.List {
-			if op.QueueNs.OK {
+			require.True(t, op.counted || op.WallNs > 0)
+			if !op.counted {
+				continue
+			}
+			if counted++; op.QueueNs.OK {
 				queue.add(op.QueueNs.V)
 			}
 		}
+		require.Equal(t, []int64{want.Operations, want.Launches, want.Late}, []int64{counted, x.Launches, x.Late}, "%q", want.Path)
 		require.Equal(t, want.QueueP50Ns, queue.quantile(50), "%q", want.Path)
 	}
 	if p.Device != "" {

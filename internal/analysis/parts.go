@@ -34,7 +34,7 @@ const (
 	partGrid  = int64(1) << partShift
 	partShift = 28
 	// partVersion changes with the format of parts and with the rules of the analysis.
-	partVersion = 9
+	partVersion = 10
 )
 
 // keeper is a source that keeps parts.

@@ -174,7 +174,7 @@ type profiler struct {
 	// begun is the begin of the sweep. The tree has the scopes that end after known, which is not later.
 	begun, known int64
 	more         bool  // the sweep had too many scopes
-	many         bool  // so had a sweep of the interval
+	many         bool  // a sweep of the interval had too many
 	earliest     int64 // start of a launch, since the begin of the part
 }
 
@@ -206,9 +206,9 @@ func (p *profiler) reach(ctx context.Context, src Source, row *store.OpRow) erro
 		return nil
 	}
 	at = max(min(at, 2*p.known-p.begun), 0) // few reads, however many launches are earlier
-	scopes, _, err := src.Scopes(ctx, at, p.known, maxScopes)
+	scopes, more, err := src.Scopes(ctx, at, p.known, maxScopes)
 	p.paths.add(scopes)
-	p.known = at
+	p.known, p.more, p.many = at, p.more || more, p.many || more
 	return err
 }
 

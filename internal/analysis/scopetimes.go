@@ -41,14 +41,14 @@ const (
 
 // scopeTime is the time and the operations of one path, without those below.
 type scopeTime struct {
-	path  []string
-	sums  [numPeriods]ownTime
-	queue histogram
+	path []string
+	sums [numPeriods]ownTime
 }
 
 type ownTime struct {
 	Parts
 	operations, launches, late int64
+	queue                      histogram
 }
 
 // scopeTimes are the times of the scopes of a device in an interval.
@@ -169,9 +169,9 @@ func (t *scopeTime) count(d *device, w *work) {
 		if w.late {
 			x.late++
 		}
-	}
-	if w.queueNs.OK {
-		t.queue.add(w.queueNs.V)
+		if w.queueNs.OK {
+			x.queue.add(w.queueNs.V)
+		}
 	}
 }
 
@@ -182,8 +182,8 @@ func (t *scopeTime) add(o *scopeTime) {
 		x.operations += y.operations
 		x.launches += y.launches
 		x.late += y.late
+		x.queue.merge(y.queue)
 	}
-	t.queue.merge(o.queue)
 }
 
 // merge adds the times of the interval that follows.
@@ -263,7 +263,7 @@ func (x *scopeTimes) result(period int) []ScopeTime {
 		}
 		list = append(list, ScopeTime{
 			Path: n.path, Parts: s.Parts, SelfNs: n.self, Bound: s.bound(),
-			Operations: s.operations, Launches: s.launches, Late: s.late, QueueP50Ns: n.queue.quantile(50),
+			Operations: s.operations, Launches: s.launches, Late: s.late, QueueP50Ns: s.queue.quantile(50),
 		})
 		for _, b := range n.below {
 			add(b)
@@ -301,8 +301,8 @@ func (c *codec) scopeTimes(x *scopeTimes) {
 			s := &t.sums[i]
 			c.parts(&s.Parts)
 			c.ints(&s.operations, &s.launches, &s.late)
+			c.histogram(&s.queue)
 		}
-		c.histogram(&t.queue)
 		if c.reads() {
 			x.of(t.path).add(t)
 		}

@@ -72,7 +72,8 @@ type Step struct {
 	StepValues
 	Bound Bound
 
-	// GraphNs is the part of the gain of the finding "cuda_graph" in this step.
+	// GraphNs is the idle time that one CUDA graph of all equal steps saves in this step, 0 if there are too few of
+	// them. The sum of all steps is the gain of the finding "cuda_graph", which needs 5 % of their time.
 	GraphNs int64
 
 	kernels nameTimes
@@ -195,7 +196,7 @@ func (s *stepper) begin(d *device, w *work) {
 			d.list.first, d.list.active[0] = true, s.base
 			d.firstStep()
 			if d.owned != nil {
-				d.owned.firstStep(w)
+				d.owned.firstStep()
 			}
 		}
 	}

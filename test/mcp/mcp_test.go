@@ -102,7 +102,7 @@ type sessions struct {
 		ID, Service string
 		Operations  map[string]int64
 	}
-	More int
+	Left map[string]int `json:"left_out"`
 }
 
 // setUp makes the Collector available to gpuflight, which looks beside its own file and on PATH.
@@ -445,9 +445,11 @@ func checkTools(t *testing.T, c *client, session string) {
 
 	var steps struct {
 		Steps struct{ Longest []struct{ First ref } }
+		Left  map[string]int `json:"left_out"`
 	}
 	c.get("steps", map[string]any{"session": id, "limit": 4}, &steps)
 	require.Len(t, steps.Steps.Longest, 4)
+	assert.Positive(t, steps.Left["longest"])
 	c.cited(session, steps.Steps.Longest[0].First)
 
 	var step struct {

@@ -214,12 +214,49 @@ func (s *Store) ready(ctx context.Context, k sessionKey) error {
 	if s.readOnly || s.journal.backlog(k) == nil {
 		return nil
 	}
-	s.write.Lock()
-	defer s.write.Unlock()
-	if err := s.settle(ctx, k); err != nil && (s.session(k) == nil || !errors.Is(err, store.ErrRetry)) {
+	err := s.exclusive(ctx, func() error { return s.settle(ctx, k) })
+	if err != nil && (s.session(k) == nil || !errors.Is(err, store.ErrRetry)) {
 		return err
 	}
 	return ctx.Err()
+}
+
+// maxExclusiveWait is how long a reader waits for Store.write.
+const maxExclusiveWait = 30 * time.Second
+
+// exclusive calls f with Store.write held. It returns before the end of f when ctx ends. The caller may be a scan that
+// holds segments, and the holder of Store.write may wait for these: so it returns [store.ErrRetry] if it waits too long.
+func (s *Store) exclusive(ctx context.Context, f func() error) error {
+	s.mu.RLock()
+	closed := s.closed
+	if !closed {
+		s.checks.Add(1)
+	}
+	s.mu.RUnlock()
+	if closed {
+		return errClosed
+	}
+	locked, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		defer s.checks.Done()
+		s.write.Lock()
+		defer s.write.Unlock()
+		close(locked)
+		done <- f()
+	}()
+	wait := time.After(s.maxExclusiveWait)
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-locked:
+			locked, wait = nil, nil
+		case <-wait:
+			return fmt.Errorf("writers of the store have not ended for %s: %w", s.maxExclusiveWait, store.ErrRetry)
+		}
+	}
 }
 
 // settleClosed is settle, and closes the segments of the session again.

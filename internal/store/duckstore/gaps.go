@@ -716,13 +716,13 @@ func (v *view) rangesSQL(ranges [][2]int64) string {
 	defer v.s.mu.RUnlock()
 	parts := []string{"SELECT * FROM " + v.segments[0].alias + ".ops WHERE false"}
 	for i, seg := range v.segments {
-		// The first segment has earlier rows if another one was lost, see segmentAt.
+		// A segment has rows of the next one, and the first one earlier rows, if another one was lost: see segmentAt.
 		first, end := int64(0), int64(math.MaxInt64)
 		if i > 0 {
 			first = min(seg.from, seg.summary.FirstNs)
 		}
 		if i+1 < len(v.segments) {
-			end = v.segments[i+1].from
+			end = max(v.segments[i+1].from, seg.newest[0]+1)
 		}
 		for _, r := range merged {
 			if r[0] < end && r[1] > first {

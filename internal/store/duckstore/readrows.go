@@ -357,7 +357,8 @@ func (v *view) extent() (from, to int64) {
 }
 
 // durations is what the statistics say of the operations of a whole session that a page by value may have: their
-// number, and bounds of their durations. More than n after the cursor reach least, or all do.
+// number, and bounds of their durations. At least n+1 operations after the cursor last least or longer; with fewer,
+// all do.
 type durations struct{ count, shortest, longest, least int64 }
 
 // durations returns nil if the statistics do not have the conditions of a query.

@@ -43,25 +43,17 @@ func whileFresh[T any](ctx context.Context, v *view, fromChains, fromTree func()
 // refresh builds the chains of the session again if they are stale, and opens the view again. Meanwhile the view has
 // no segments: who closes them may hold Store.write. If ctx ends before that, the rebuild goes on for later calls.
 func (v *view) refresh(ctx context.Context) error {
-	s, sess, done := v.s, v.sess, make(chan error, 1)
+	s, sess := v.s, v.sess
 	v.close()
 	v.segments = nil
-	s.checks.Go(func() {
-		s.write.Lock()
-		defer s.write.Unlock()
-		var err error
-		if !s.closed && s.session(sessionKey{sess.project, sess.id}) == sess && sess.stale() {
-			err = s.rebuildChains(context.WithoutCancel(ctx), sess)
+	err := s.exclusive(ctx, func() error {
+		if s.closed || s.session(sessionKey{sess.project, sess.id}) != sess || !sess.stale() {
+			return nil
 		}
-		done <- err
+		return s.rebuildChains(context.WithoutCancel(ctx), sess)
 	})
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case err := <-done:
-		if err != nil {
-			return err
-		}
+	if err != nil {
+		return err
 	}
 	fresh, err := s.open(ctx, sess.project, sess.id, false)
 	if err == nil {

@@ -62,7 +62,7 @@ type Store struct {
 	maxTails                                                                                                        int
 	directSessions                                                                                                  int
 	listedBacklog                                                                                                   int
-	settleInterval                                                                                                  time.Duration
+	settleInterval, maxExclusiveWait                                                                                time.Duration
 	maxJournal                                                                                                      int64
 	checks                                                                                                          sync.WaitGroup // of suspect
 	snapshots                                                                                                       snapshots
@@ -89,7 +89,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	s := &Store{cfg: cfg, dir: dir, sessions: map[sessionKey]*session{}, attached: map[*segment]struct{}{},
-		gapTail: gapTail, gapLag: gapLag, gapPart: maxGapPart, denseTail: denseTail, smallTree: smallTree, largeTree: largeTree, maxChained: maxChained, rebuildPart: rebuildPart, fewOps: fewOps, keptTop: keptTop, manyPlaces: manyPlaces, maxPartial: maxPartial, directSessions: directSessions, listedBacklog: listedBacklog, settleInterval: settleInterval,
+		gapTail: gapTail, gapLag: gapLag, gapPart: maxGapPart, denseTail: denseTail, smallTree: smallTree, largeTree: largeTree, maxChained: maxChained, rebuildPart: rebuildPart, fewOps: fewOps, keptTop: keptTop, manyPlaces: manyPlaces, maxPartial: maxPartial, directSessions: directSessions, listedBacklog: listedBacklog, settleInterval: settleInterval, maxExclusiveWait: maxExclusiveWait,
 		maxRemembered: maxRemembered, maxTails: maxTails, writers: map[*session]uint64{},
 		maxJournal: maxJournal, recent: map[sessionKey]time.Time{}, wake: make(chan struct{}, 1)}
 	s.released = sync.NewCond(&s.attach)

@@ -43,18 +43,24 @@ func compareLanes(a, b *store.Lane) int {
 		cmp.Compare(a.Key, b.Key))
 }
 
-// sortedOps returns all operations by start and span.
+// sortedOps returns all operations by start and span. Callers do not change the list.
 func (s *session) sortedOps() []*store.OpRow {
-	return slices.SortedFunc(maps.Values(s.ops), func(a, b *store.OpRow) int {
-		return cmp.Or(cmp.Compare(a.StartNs, b.StartNs), cmp.Compare(a.Op.Span, b.Op.Span))
-	})
+	if s.derived.ops == nil {
+		s.derived.ops = slices.SortedFunc(maps.Values(s.ops), func(a, b *store.OpRow) int {
+			return cmp.Or(cmp.Compare(a.StartNs, b.StartNs), cmp.Compare(a.Op.Span, b.Op.Span))
+		})
+	}
+	return s.derived.ops
 }
 
-// sortedSpans returns all spans by start and span.
+// sortedSpans returns all spans by start and span. Callers do not change the list.
 func (s *session) sortedSpans() []*store.SpanRow {
-	return slices.SortedFunc(maps.Values(s.spans), func(a, b *store.SpanRow) int {
-		return cmp.Or(cmp.Compare(a.StartNs, b.StartNs), cmp.Compare(a.Span.Span, b.Span.Span))
-	})
+	if s.derived.spans == nil {
+		s.derived.spans = slices.SortedFunc(maps.Values(s.spans), func(a, b *store.SpanRow) int {
+			return cmp.Or(cmp.Compare(a.StartNs, b.StartNs), cmp.Compare(a.Span.Span, b.Span.Span))
+		})
+	}
+	return s.derived.spans
 }
 
 // Lanes implements [store.Reader].
@@ -360,10 +366,15 @@ type tree struct {
 	s     *session
 	byID  map[store.SpanID]*store.SpanRow
 	folds store.Folds
+	paths map[*store.SpanRow][]string // of spanPath, nil for spans outside the tree
 }
 
 func (s *session) tree() *tree {
-	t := &tree{s, map[store.SpanID]*store.SpanRow{}, nil}
+	if s.derived.tree != nil {
+		return s.derived.tree
+	}
+	t := &tree{s: s, byID: map[store.SpanID]*store.SpanRow{}, paths: map[*store.SpanRow][]string{}}
+	s.derived.tree = t
 	names := store.NewNumbered(nil)
 	for _, o := range s.ops {
 		place := o.PlaceRef
@@ -389,10 +400,19 @@ func (s *session) tree() *tree {
 
 // spanPath returns the path of a span, and false if it is not in the tree.
 func (t *tree) spanPath(p *store.SpanRow) ([]string, bool) {
+	names, ok := t.paths[p]
+	if !ok {
+		names = slices.Clip(t.namesOf(p))
+		t.paths[p] = names
+	}
+	return names, len(names) > 0
+}
+
+func (t *tree) namesOf(p *store.SpanRow) []string {
 	var names []string
 	for p != nil && p.Operation != semconv.CUDAOperationSession && p.Operation != semconv.CUDAOperationDeepWindow {
 		if len(names) == store.MaxScopeDepth {
-			return nil, false
+			return nil
 		}
 		names = append(names, t.folds.Name(p.Name))
 		if p.Parent == 0 {
@@ -401,7 +421,7 @@ func (t *tree) spanPath(p *store.SpanRow) ([]string, bool) {
 		p = t.byID[p.Parent]
 	}
 	slices.Reverse(names)
-	return names, len(names) > 0
+	return names
 }
 
 func (t *tree) opPath(o *store.OpRow) []string {

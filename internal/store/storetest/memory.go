@@ -67,6 +67,18 @@ type session struct {
 	paths         map[child]uint32
 
 	sealed, pinned, dropped bool
+
+	// derived is what follows from ops and spans, nil until it is needed.
+	derived struct {
+		ops   []*store.OpRow
+		spans []*store.SpanRow
+		tree  *tree
+	}
+}
+
+// change forgets what has been derived from the rows before they change.
+func (s *session) change() {
+	s.derived.ops, s.derived.spans, s.derived.tree = nil, nil, nil
 }
 
 type sample struct {
@@ -142,6 +154,7 @@ func entry[T any](entries []T, i uint32) (*T, bool) {
 
 // write adds the rows of a batch that belongs to s.
 func (s *session) write(b *store.Batch, r *store.Result) {
+	s.change()
 	count := func(ok, stored bool) bool {
 		switch {
 		case !ok:
@@ -476,6 +489,7 @@ func (m *Memory) remove(u unit) {
 		return
 	}
 	s := m.sessions[u.sessionID]
+	s.change()
 	maps.DeleteFunc(s.ops, func(_ rowID, r *store.OpRow) bool { return r.StartNs/dayNs == u.day })
 	maps.DeleteFunc(s.spans, func(_ rowID, r *store.SpanRow) bool { return r.StartNs/dayNs == u.day })
 	maps.DeleteFunc(s.samples, func(_ store.UID, r *sample) bool { return r.TimeNs/dayNs == u.day })

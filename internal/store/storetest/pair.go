@@ -543,7 +543,7 @@ func (p *pair) compareStacks(id sessionID, m *mapping, i interval) {
 		p.same("Stacks", q, got, want, gotErr, wantErr)
 	}
 	// The operations of a stack, of the frames that called its function, and of none.
-	ops := slices.DeleteFunc(p.want.sessions[id].sortedOps(), func(o *store.OpRow) bool { return !strings.Contains(o.StackText, "\n") })
+	ops := slices.DeleteFunc(slices.Clone(p.want.sessions[id].sortedOps()), func(o *store.OpRow) bool { return !strings.Contains(o.StackText, "\n") })
 	none, stack, outer := "", "main", "main"
 	if len(ops) > 0 {
 		stack = ops[len(ops)/2].StackText

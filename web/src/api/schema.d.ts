@@ -1441,7 +1441,7 @@ export interface components {
             to: components["schemas"]["Time"];
             complete: boolean;
             device: string;
-            /** @description A part of the interval, of some 262,144 operations, has more than 200,000 scopes. `scopes` is then empty */
+            /** @description The interval, or in the embedded store a part of it, of some 262,144 operations, has more than 200,000 scopes. `scopes` is then empty */
             many_scopes: boolean;
             missing?: components["schemas"]["Missing"];
             scopes: components["schemas"]["ScopeTime"][];
@@ -1457,6 +1457,8 @@ export interface components {
             launches: components["schemas"]["Count"];
             /** @description Launches that returned when the device had no work left */
             late: components["schemas"]["Count"];
+            /** @description Paths are unknown, because the interval, or in the embedded store a part of it, has more than 200,000 scopes. `operations` is then empty */
+            many_scopes?: boolean;
             operations: components["schemas"]["AnalysedOperation"][];
         };
         AnalysedOperation: components["schemas"]["Reference"] & components["schemas"]["Parts"] & {
@@ -1548,7 +1550,7 @@ export interface components {
             gaps: components["schemas"]["AnalysedGap"][];
         };
         AnalysedStep: components["schemas"]["StepValues"] & {
-            /** @description The part of the gain of the finding cuda_graph, 0 without it */
+            /** @description Idle time that one CUDA graph of all equal steps saves in this step, 0 if there are too few of them. The sum of all steps is the gain of the finding cuda_graph, which needs 5 % of their time */
             graph_gain_ns: components["schemas"]["Ns"];
             number: components["schemas"]["Count"];
             name: string;

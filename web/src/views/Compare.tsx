@@ -364,8 +364,8 @@ function Confidence({ t }: { t: Schemas["CompareTest"] | undefined }) {
   return (
     <p data-testid="confidence">
       With 95 % confidence, the step time changed by {signedPercent(Math.max(-1, t.low / t.a))} to{" "}
-      {signedPercent(t.high / t.a)}. Without any change, a difference of this size has a probability of{" "}
-      {percent(t.p_adjusted)}, corrected for the number of tests. A result needs at most 5 %.
+      {signedPercent(t.high / t.a)}. If nothing had changed, a difference this large or larger would have a probability
+      of {percent(t.p_adjusted)} (corrected for the number of tests). A change is reported if it is at most 5 %.
     </p>
   );
 }

@@ -226,7 +226,7 @@ export function ScopeLimits({ a }: { a: Schemas["Analysis"] }) {
 
 const waves = (n: number) => (n < 0.001 ? "< 0.001" : significant(n));
 
-/** minLost is the smallest share of the kernel time of a device that the kernels of a listed shape lose. */
+/** minLost is the smallest share of the kernel time of a device that the kernels of a listed shape lose, and those of the table. */
 const minLost = 0.01;
 
 /** smallId is the anchor of the small kernels of a device. */
@@ -237,7 +237,7 @@ export function SmallKernels({ d }: { d: Device }) {
   const session = useSession();
   const search = useSearch({ from: "/sessions/$session/findings" });
   const shown = d.small_kernels.filter((k) => k.lost_ns >= minLost * d.kernel_ns);
-  if (shown.length === 0) return null;
+  if (d.small_total.lost_ns < minLost * d.kernel_ns || d.small_total.shapes === 0) return null;
   const lost = (ns: number) => row({ values: { [`lost ${d.id}`]: ns } });
   const rest = d.small_total.lost_ns - shown.reduce((n, k) => n + k.lost_ns, 0);
   const lane = lanesOf(session, d.id);
@@ -321,7 +321,7 @@ export function SmallKernels({ d }: { d: Device }) {
           ))}
           {d.small_total.shapes > shown.length && (
             <tr {...lost(rest)}>
-              <td>{plural(d.small_total.shapes - shown.length, "other kernel")}</td>
+              <td>{plural(d.small_total.shapes - shown.length, shown.length ? "other kernel" : "kernel")}</td>
               <td />
               <td />
               <td />

@@ -33,7 +33,7 @@ export function Owned() {
   const q = useGet("/sessions/{session}/analysis/operations", params, query, { every });
   if (q.error && !q.data) return <Failure error={q.error} />;
   if (!q.data) return <Loading />;
-  const { operations, count: n, wall_ns: wall, idle_ns: idle, complete } = q.data;
+  const { operations, count: n, wall_ns: wall, idle_ns: idle, complete, many_scopes } = q.data;
   const path = scope?.split("\n").slice(1).filter(Boolean).join(" › ");
   const longest = operations[0]?.wall_ns || 1;
   const extent = { from: 0, to: session.overview.session.duration_ns };
@@ -53,7 +53,9 @@ export function Owned() {
   };
   const title = finding
     ? "Kernels to fuse"
-    : `Device time of ${path ? `scope ${path}` : "what runs outside all scopes"}`;
+    : scope === undefined
+      ? "Device time"
+      : `Device time of ${path ? `scope ${path}` : "what runs outside all scopes"}`;
   return (
     <div className={ui.page}>
       <div className={ui.row}>
@@ -69,11 +71,15 @@ export function Owned() {
         )}
       </div>
       <div className={ui.row}>
-        <span>
-          <strong>{plural(n, "operation")}</strong>, together{" "}
-          <strong title={exactDuration(wall)}>{duration(wall)}</strong>
-          {finding ? " of idle time by causes launch and latency" : `, of which ${duration(idle)} idle before them`}
-        </span>
+        {many_scopes ? (
+          <Message>There are more than 200,000 scopes, so which operations belong to this scope is unknown.</Message>
+        ) : (
+          <span>
+            <strong>{plural(n, "operation")}</strong>, together{" "}
+            <strong title={exactDuration(wall)}>{duration(wall)}</strong>
+            {finding ? " of idle time by causes launch and latency" : `, of which ${duration(idle)} idle before them`}
+          </span>
+        )}
         <a
           href={url(`/sessions/${encodeURIComponent(session.id)}/analysis/operations`, query)}
           target="_blank"
@@ -168,7 +174,7 @@ export function Owned() {
             )}
           </tbody>
         </table>
-        {!n && <Message>No operation.</Message>}
+        {!n && !many_scopes && <Message>No operation.</Message>}
       </div>
     </div>
   );
