@@ -738,10 +738,12 @@ func (m *mcpSource) ranks(ctx context.Context, a *mcpRanksArgs) (any, error) {
 
 // shortLists returns JSON with at most n values of each list of objects, and says how many it left out.
 func shortLists(answer object, n int) object {
-	if left := (leftOut{}); answer != nil {
-		shorten(answer, "", n, 0, false, left)
-		answer[leftOutName] = left
+	if answer == nil {
+		return nil
 	}
+	left := leftOut{}
+	shorten(answer, "", n, 0, false, left)
+	answer[leftOutName] = left
 	return answer
 }
 

@@ -123,10 +123,15 @@ func (x *Owned) add(d *device, w *work, inside bool) {
 	}
 }
 
+// clear forgets what has been found.
+func (x *Owned) clear() {
+	x.List, x.Count, x.Parts, x.Launches, x.Late = nil, 0, Parts{}, 0, 0
+}
+
 // firstStep forgets the pairs before the first step.
 func (x *Owned) firstStep() {
 	if x.Fusion {
-		x.List, x.Count, x.Parts, x.Launches, x.Late = nil, 0, Parts{}, 0, 0
+		x.clear()
 	}
 }
 
@@ -187,7 +192,7 @@ func (x *Owned) list(ctx context.Context, src Source, a *analysis, r *Result, de
 	again.finish(r.ToNs)
 	x.owner = [numClasses]*OwnedOp{}
 	if x.ManyScopes = again.profile.many && (x.Outside || len(x.Scope) > 0); x.ManyScopes {
-		x.List, x.Count, x.Parts, x.Launches, x.Late = nil, 0, Parts{}, 0, 0
+		x.clear()
 	}
 	if x.unknown {
 		for _, op := range x.List {

@@ -3,15 +3,12 @@
 package analysis
 
 import (
-	"math/rand/v2"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-
-	"github.com/gpuflight/gpuflight/internal/store"
 )
 
 // requireOwned checks that the operations of each scope, and those of the finding about fusion, sum to what a
@@ -76,20 +73,9 @@ func requireOwned(t *testing.T, src Source, o Options) (scopes, fusions int) {
 }
 
 func TestListOwned_Sums(t *testing.T) {
-	paths := []string{"", "step 1|forward", "step 2|forward", "step 3|backward|layer 7", "step 9", "other"}
 	scopes := 0
 	for seed := range uint64(60) {
-		r := random(seed)
-		rng := rand.New(rand.NewPCG(seed, 2))
-		for i := range r.ops {
-			r.ops[i].PlaceRef = store.Place{ScopePath: paths[rng.IntN(len(paths))]}
-			if r.ops[i].LaunchEndNs.OK && r.ops[i].ShapeRef.Operation == store.OpKernel {
-				r.ops[i].QueueNs = store.Some(max(0, r.ops[i].StartNs-r.ops[i].LaunchEndNs.V))
-			}
-		}
-		if seed%3 == 0 {
-			r.spans = nil
-		}
+		r := randomScopes(seed)
 		for _, o := range []Options{{}, {From: 300 * µs, To: 1500*µs + 17}} {
 			n, _ := requireOwned(t, FromReader(r, "", "s"), o)
 			scopes += n

@@ -49,20 +49,26 @@ func requireTimes(t *testing.T, p *Profile) (launches int64) {
 	return launches
 }
 
-func TestScopeTimes_RandomTimelines(t *testing.T) {
+// randomScopes is random with scopes and queue times.
+func randomScopes(seed uint64) *pages {
 	paths := []string{"", "step 1|forward", "step 2|forward", "step 3|backward|layer 7", "step 9", "other"}
+	r := random(seed)
+	rng := rand.New(rand.NewPCG(seed, 2))
+	for i := range r.ops {
+		r.ops[i].PlaceRef = store.Place{ScopePath: paths[rng.IntN(len(paths))]}
+		if r.ops[i].LaunchEndNs.OK && r.ops[i].ShapeRef.Operation == store.OpKernel {
+			r.ops[i].QueueNs = store.Some(max(0, r.ops[i].StartNs-r.ops[i].LaunchEndNs.V))
+		}
+	}
+	if seed%3 == 0 {
+		r.spans = nil
+	}
+	return r
+}
+
+func TestScopeTimes_RandomTimelines(t *testing.T) {
 	for seed := range uint64(300) {
-		r := random(seed)
-		rng := rand.New(rand.NewPCG(seed, 2))
-		for i := range r.ops {
-			r.ops[i].PlaceRef = store.Place{ScopePath: paths[rng.IntN(len(paths))]}
-			if r.ops[i].LaunchEndNs.OK && r.ops[i].ShapeRef.Operation == store.OpKernel {
-				r.ops[i].QueueNs = store.Some(max(0, r.ops[i].StartNs-r.ops[i].LaunchEndNs.V))
-			}
-		}
-		if seed%3 == 0 {
-			r.spans = nil
-		}
+		r := randomScopes(seed)
 		k := r.keeping()
 		for _, o := range []Options{{}, {From: 300 * µs, To: 1500*µs + 17}, {NoSteps: true}} {
 			want, err := NewProfile(t.Context(), FromReader(r, "", "s"), o)

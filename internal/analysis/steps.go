@@ -175,8 +175,7 @@ type stepList struct {
 func (s *stepper) begin(d *device, w *work) {
 	begins, name := false, ""
 	if s.marker != "" {
-		begins = w.class != classCopy && w.ref.Name == s.marker
-		name = s.marker
+		begins, name = s.changes(w), s.marker
 	} else if len(s.bounds) > 0 {
 		at := w.requested()
 		for s.next < len(s.bounds) && s.bounds[s.next].StartNs <= at {

@@ -158,7 +158,7 @@ export type Made =
   | "late"
   | "spread"
   | "median"
-  // The same sum, limited to the share of kernel time in which the device computed.
+  // A sum times the ratio of the two numbers that "of" has, at most the sum itself.
   | "scaled"
   // The time of a class of work, of the operations that overlap the interval of the target.
   | "part";

@@ -226,7 +226,7 @@ export function ScopeLimits({ a }: { a: Schemas["Analysis"] }) {
 
 const waves = (n: number) => (n < 0.001 ? "< 0.001" : significant(n));
 
-/** minLost is the smallest share of the kernel time of a device that the kernels of a listed shape lose, and those of the table. */
+/** minLost is the share of a device's kernel time that a shape must lose to be listed, and all shapes for a table. */
 const minLost = 0.01;
 
 /** smallId is the anchor of the small kernels of a device. */
