@@ -246,7 +246,6 @@ func (s *scheduler) together(jobs []*job) {
 		links = append(links, trace.LinkFromContext(j.ctx))
 	}
 	ctx, span := otel.Tracer(scopeName).Start(ctx, "batch", trace.WithNewRoot(), trace.WithLinks(links...), trace.WithAttributes(attribute.Int("gpux.batch.requests", len(jobs))))
-	defer span.End()
 	var gone sync.WaitGroup
 	over := make(chan struct{})
 	for _, j := range jobs {
@@ -268,6 +267,7 @@ func (s *scheduler) together(jobs []*job) {
 		values, err = s.model.Run(ctx, values)
 		s.metrics.ran(rows)
 	}
+	span.End() // before the answers: who has one may read the trace
 	at := int64(0)
 	for _, j := range jobs {
 		r := result{err: err}
