@@ -18,8 +18,8 @@ import (
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
-// trainingStep returns a step: its span, which is the root of a trace, a kernel of 1 ms in it, one in a layer
-// of it, and one whose source knows the step.
+// trainingStep returns the span of a step, that of a layer in it, and three kernels of 1 ms. One is in the
+// step, one in the layer, and one has the name of the step.
 func trainingStep(n int) (step, layer testSpan, kernels []testSpan) {
 	id := uint64(10*n) + 1
 	at := testEpoch - int64(time.Hour) + int64(n)*int64(10*time.Millisecond)
