@@ -3,7 +3,7 @@ import { Link } from "@tanstack/react-router";
 import type { ReactNode } from "react";
 import type { Schemas } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
-import { bytes, count, dims, duration, exactDuration, offset, percent, plural } from "../lib/format";
+import { bytes, count, dims, duration, exactDuration, offset, percent, plural, significant } from "../lib/format";
 import { occupancy } from "../lib/occupancy";
 import { around, rounded, type View } from "../lib/scale";
 import { Histogram } from "../ui/Histogram";
@@ -193,7 +193,7 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
               {bytes(shape.local_memory)} per thread{shape.local_memory > 0 ? ": register spills or local arrays" : ""}
             </Fact>
           )}
-          {occ.waves !== undefined && <Fact name="waves">{occ.waves.toFixed(2)}</Fact>}
+          {occ.waves !== undefined && <Fact name="waves">{significant(occ.waves)}</Fact>}
           {op.bytes !== undefined && <Fact name="size">{bytes(op.bytes)}</Fact>}
           {op.bytes !== undefined && op.duration_ns > 0 && op.operation === "memcpy" && (
             <Fact name="throughput">{bytes((op.bytes / op.duration_ns) * 1e9)}/s</Fact>
