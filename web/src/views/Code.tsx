@@ -170,7 +170,9 @@ function FunctionView({ f, texts, path }: { f: Fn; texts: readonly Schemas["Text
             <tbody>
               {metrics.map(([name, n]) => (
                 <tr key={name}>
-                  <td className={ui.mono}>{name}</td>
+                  <td className={ui.mono} style={{ overflowWrap: "anywhere" }}>
+                    {name}
+                  </td>
                   <td className={ui.right}>{rowsLink(n, name)}</td>
                 </tr>
               ))}
