@@ -14,7 +14,12 @@ const largest = sessions.toSorted((a, b) => (b.operations.kernel ?? 0) - (a.oper
 const series = await Promise.all(
   sessions.map((x) => api(`/sessions/${encodeURIComponent(x.id)}/series?source=session`)),
 );
-const measured = sessions[series.map((x) => x.series.filter((y) => y.metric.startsWith("hw.")).length).reduce((m, n, i, all) => (n > all[m] ? i : m), 0)];
+const measured =
+  sessions[
+    series
+      .map((x) => x.series.filter((y) => y.metric.startsWith("hw.")).length)
+      .reduce((m, n, i, all) => (n > all[m] ? i : m), 0)
+  ];
 const sampled = sessions.toSorted((a, b) => b.counts.samples - a.counts.samples)[0];
 const s = `/sessions/${encodeURIComponent(largest.id)}`;
 const { operations } = await api(`${s}/operations?operation=kernel&sort=duration&limit=20`);
