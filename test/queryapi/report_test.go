@@ -4,6 +4,7 @@ package queryapi_test
 
 import (
 	"encoding/json"
+	"errors"
 	"maps"
 	"net/http"
 	"os"
@@ -52,7 +53,9 @@ const (
 // output returns the JSON that a command of gpuflight prints. It must have a schema of the description.
 func output(t *testing.T, schema *openapi3.Schema, args ...string) (answer any) {
 	out, err := exec.CommandContext(t.Context(), cli.Find(t), args...).Output()
-	require.NoError(t, err)
+	if exit := (*exec.ExitError)(nil); args[0] != "diff" || !errors.As(err, &exit) || exit.ExitCode() != 1 { // B is slower
+		require.NoError(t, err)
+	}
 	require.NoError(t, json.Unmarshal(out, &answer))
 	require.NoError(t, schema.VisitJSON(answer, openapi3.VisitAsResponse(), openapi3.MultiErrors()))
 	return answer
@@ -177,6 +180,49 @@ func openMembers(path string, s *openapi3.Schema) (all []string) {
 		all = append(all, openMembers(path+"."+name, member.Value)...)
 	}
 	return all
+}
+
+// TestDiff_MatchesDescription compares the members of gpuflight diff --json with the description in both directions.
+func TestDiff_MatchesDescription(t *testing.T) {
+	const dir = "../gpu/causes/recordings/"
+	doc := description(t)
+	schema := doc.Components.Schemas["Diff"].Value
+	var answers []any
+	for name, args := range map[string][]string{
+		"slower":          {"--fail-over", "0%", dir + "item.otlp.jsonl.gz", dir + "allocator.otlp.jsonl.gz"},
+		"other kernels":   {"--fail-over", "5%", dir + "item.otlp.jsonl.gz", "../../examples/recordings/pytorch.otlp.jsonl.gz"},
+		"without a limit": {dir + "tiny.otlp.jsonl.gz", dir + "slow_layer.otlp.jsonl.gz"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			answer := output(t, schema, append([]string{"diff", "--json"}, args...)...)
+			assert.Equal(t, args[len(args)-2], answer.(map[string]any)["session_a"])
+			assert.Equal(t, args[len(args)-1], answer.(map[string]any)["session_b"])
+			answers = append(answers, answer)
+		})
+	}
+	more, _ := differences("", schema, answers)
+	assert.Empty(t, more)
+	// Each list of rows has some of the members of a row.
+	values := map[string][]any{"Diff": answers}
+	for _, answer := range answers {
+		answer := answer.(map[string]any)
+		values["CompareSide"] = append(values["CompareSide"], answer["a"], answer["b"])
+		if step := answer["step"]; step != nil {
+			values["CompareRow"] = append(values["CompareRow"], step)
+		}
+		for _, list := range []string{"parts", "kernels", "shapes", "scopes"} {
+			values["CompareRow"] = append(values["CompareRow"], answer[list].([]any)...)
+		}
+		if list, ok := answer["regressions"].([]any); ok {
+			values["Regression"] = append(values["Regression"], list...)
+		}
+	}
+	var never []string
+	for name, values := range values {
+		_, absent := differences(name, doc.Components.Schemas[name].Value, values)
+		never = append(never, slices.DeleteFunc(absent, func(path string) bool { return name == "Diff" && strings.Count(path, ".") > 1 })...)
+	}
+	assert.Equal(t, []string{"CompareSide.missing"}, never, "all recordings are complete")
 }
 
 func TestRanks_MatchDescription(t *testing.T) {

@@ -1366,6 +1366,7 @@ export interface components {
             missing?: components["schemas"]["Missing"];
         };
         Comparison: {
+            /** @description Id of the session, or path of the recording that `gpuflight diff` read */
             session_a: string;
             session_b: string;
             a: components["schemas"]["CompareSide"];
@@ -1385,6 +1386,24 @@ export interface components {
             shapes: components["schemas"]["CompareRow"][];
             /** @description By path */
             scopes: components["schemas"]["CompareRow"][];
+        };
+        Diff: components["schemas"]["Comparison"] & {
+            /** @description Limit of --fail-over as a share, absent without it */
+            fail_over?: number;
+            /** @description Steps, kernels and scopes above the limit, absent without it */
+            regressions?: components["schemas"]["Regression"][];
+        };
+        Regression: {
+            /** @enum {string} */
+            kind: "step" | "kernel" | "scope";
+            name: string;
+            /** @description Of a kernel, unless it is the sum of several shapes */
+            grid?: number[];
+            block?: number[];
+            /** @description Of a scope */
+            path?: string[];
+            /** @description How much slower as a share */
+            relative: number;
         };
         /**
          * @description What limits the device or the step
