@@ -79,9 +79,11 @@ for (const [name, path] of Object.entries(pages)) {
     await page.goto(base + path);
     await page.waitForLoadState("networkidle");
     if (name === "export") await prepare.export(page);
-    // A timeline says so while it loads.
-    await page.waitForFunction(() => !document.body.innerText.includes("loading…"));
     await page.waitForTimeout(1500);
+    // A timeline says so while it loads.
+    await page.waitForFunction(
+      () => !document.querySelector("[aria-busy='true']") && !document.body.innerText.includes("loading…"),
+    );
     const suffix = (theme === "light" ? "-light" : "") + (process.env.PHONE ? "-phone" : "");
     await page.screenshot({ path: `${folder}/ui-${name}${suffix}.png` });
     if (errors.length) console.log(name, theme, errors.slice(0, 3).join("\n"));
