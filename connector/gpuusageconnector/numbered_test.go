@@ -152,28 +152,37 @@ func TestOtherNumberedNamesShareSeriesLater(t *testing.T) {
 	r.shutdown()
 }
 
-// A record of a version without groups still counts in its own series, which then stays as it is.
+// Records of a version that kept steps apart still count in series of their own. These stay as they are and
+// take no room of others.
 func TestSeriesOfOneStepStay(t *testing.T) {
-	cfg, st := testConfig(), newMemoryStorage()
+	cfg, st := testConfig(func(c *Config) { c.Limits.Scopes = 2 }), newMemoryStorage()
 	r := newRig(t, cfg, st)
-	send := func(n int) {
+	send := func(n int) testSpan {
 		step, _, kernels := trainingStep(n)
 		r.send(traces(step, kernels[0]))
+		return kernels[0]
 	}
-	p := newParser(r.c.keys)
-	step, _, kernels := trainingStep(7)
-	p.parse(traces(step, kernels[0]))
-	p.b.strings[slices.Index(p.b.strings, "step *")] = "step 7"
-	require.NoError(t, r.c.log.append(t.Context(), appendBatchRecord(nil, &p.b), testEpoch))
-	for range 2 {
-		r = restart(t, r, cfg, st, false)
+	for _, n := range []int{6, 7} {
+		p := newParser(r.c.keys)
+		step, _, kernels := trainingStep(n)
+		p.parse(traces(step, kernels[0]))
+		p.b.strings[slices.Index(p.b.strings, "step *")] = step.name
+		require.NoError(t, r.c.log.append(t.Context(), appendBatchRecord(nil, &p.b), testEpoch))
+	}
+	for _, clean := range []bool{false, true, false} {
+		r = restart(t, r, cfg, st, clean)
 		send(7) // counted before
-		send(8)
+		named := send(8)
+		for i, name := range []string{"forward", "more than 2"} {
+			named.id, named.scope = uint64(1000+i), name
+			r.send(traces(named))
+		}
 		got := points(t, r.flush())[semconv.MetricGPUCUDAKernelLaunchCalls]
-		assert.Equal(t, map[string]float64{
-			"map[host.name:h service.name:train]map[cuda.scope.name:step 7 hw.id:GPU-1 hw.name:NVIDIA H200]": 1,
-			"map[host.name:h service.name:train]map[cuda.scope.name:step * hw.id:GPU-1 hw.name:NVIDIA H200]": 1,
-		}, got)
+		want := map[string]float64{}
+		for _, name := range []string{"step 6", "step 7", "step *", "forward", otherName} {
+			want["map[host.name:h service.name:train]map[cuda.scope.name:"+name+" hw.id:GPU-1 hw.name:NVIDIA H200]"] = 1
+		}
+		assert.Equal(t, want, got)
 	}
 	r.shutdown()
 }

@@ -29,6 +29,7 @@ type names struct {
 	list  []string // of the numbers from 2
 	ids   map[string]uint32
 	alike map[string]int // how many of list have a pattern
+	steps int            // how many of list are single steps, from a state of an earlier version
 }
 
 // of returns the number of a name, others if there is no room for it.
@@ -42,7 +43,7 @@ func (n *names) of(name string, limit int) (id uint32, overflow bool) {
 	if p := numbered.Pattern(name); p != name && n.alike[p] >= numbered.Max {
 		return n.of(p, limit)
 	}
-	if len(n.list) >= limit {
+	if len(n.list) >= max(limit, min(limit+n.steps, maxScopes-2)) {
 		return others, true
 	}
 	return n.add(name), false
@@ -54,6 +55,9 @@ func (n *names) add(name string) uint32 {
 	}
 	if p := numbered.Pattern(name); p != name {
 		n.alike[p]++
+		if numbered.Counts(p) {
+			n.steps++
+		}
 	}
 	id := uint32(len(n.list)) + 2
 	n.list = append(n.list, name)
