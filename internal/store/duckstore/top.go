@@ -32,6 +32,8 @@ const (
 	// topShare is the share of the operations of a segment that groups may keep, except in small segments. The groups
 	// with the most operations keep theirs first.
 	topShare = 16
+	// topPart is the number of operations after which the writer moves the mark.
+	topPart = 1 << 21
 )
 
 const (
@@ -76,7 +78,7 @@ func (s *Store) extendTops(ctx context.Context, sess *session, seg *segment, all
 	if m := seg.top.Load(); m != nil {
 		mark = *m
 	}
-	if sess.id == "" || seg.dropped || sess.stale() || seg.ops < s.fewOps || !all && seg.ops-seg.topOps < s.fewOps {
+	if sess.id == "" || seg.dropped || sess.stale() || seg.ops < s.topPart || !all && seg.ops-seg.topOps < s.topPart {
 		return nil
 	}
 	for last := false; !last; {
@@ -84,7 +86,7 @@ func (s *Store) extendTops(ctx context.Context, sess *session, seg *segment, all
 		if !all {
 			to -= s.gapLag
 		}
-		part := seg.gapPart(mark.until, 4*s.fewOps)
+		part := seg.gapPart(mark.until, 4*s.topPart)
 		last = part >= to
 		if last && to <= mark.until && seg.ops == seg.topOps {
 			return nil
@@ -209,7 +211,7 @@ func (v *view) topOps(ctx context.Context, q *store.OpQuery, f filter, value str
 		switch m := seg.top.Load(); {
 		case m != nil && m.until > 0:
 			t.marks[seg] = m
-		case seg.ops < 2*v.s.fewOps:
+		case seg.ops < 2*v.s.topPart:
 			small = append(small, seg)
 		default:
 			t.complete = false

@@ -23,7 +23,7 @@ func TestStore_TopOps(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	cfg := Config{Directory: t.TempDir(), SegmentOps: 300}
 	tune := func(s *Store) *Store {
-		s.keptTop, s.keptGroup, s.fewOps, s.gapLag = 20, 16, 60, 1e6
+		s.keptTop, s.keptGroup, s.fewOps, s.topPart, s.gapLag = 20, 16, 60, 60, 1e6
 		return s
 	}
 	got, want := tune(openStore(t, cfg)), openStore(t, Config{Directory: t.TempDir()})
