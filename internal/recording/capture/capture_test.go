@@ -160,13 +160,13 @@ func TestCaptureStop_SlowEndpoint(t *testing.T) {
 				if requests.Add(1) > accepts {
 					<-over
 				}
-				time.Sleep(150 * time.Millisecond)
+				time.Sleep(600 * time.Millisecond)
 			}))
 			defer server.Close()
 			defer close(over)
 			o := options(t, map[string]string{
 				"GPUFLIGHT_CUPTI": gpu.CUPTI, "OTEL_EXPORTER_OTLP_ENDPOINT": server.URL, "GPUFLIGHT_MAX_SPANS_PER_SECOND": "unlimited",
-				"GPUFLIGHT_SHUTDOWN_TIMEOUT": "2s", "GPUFLIGHT_DRAIN_TIMEOUT": "5m", "OTEL_EXPORTER_OTLP_TIMEOUT": "3600000",
+				"GPUFLIGHT_SHUTDOWN_TIMEOUT": "8s", "GPUFLIGHT_DRAIN_TIMEOUT": "5m", "OTEL_EXPORTER_OTLP_TIMEOUT": "3600000",
 			})
 			o.Sending.RequestBytes = 64 << 10
 			c, err := Start(o)
