@@ -83,7 +83,12 @@ func runDiff(ctx context.Context, args []string, stdout, stderr io.Writer) (slow
 	case fileA != fileB:
 		return false, &usageError{errors.New("give two recordings or two sessions: send the recording to the Collector, or export the session")}
 	default:
-		d.Comparison, err = compareStored(ctx, *address, args)
+		var answer compare.Answer
+		answer, err = compareStored(ctx, *address, args)
+		d.Comparison = answer.Comparison
+		if *asJSON { // a table has the names that the user gave
+			d.A, d.B = answer.SessionA, answer.SessionB
+		}
 	}
 	if err != nil {
 		return false, err
@@ -146,11 +151,11 @@ func compareFiles(ctx context.Context, paths []string, stderr io.Writer) (*compa
 }
 
 // compareStored compares two sessions of a store. A name of a baseline comes before the beginning of an id.
-func compareStored(ctx context.Context, address string, names []string) (*compare.Comparison, error) {
+func compareStored(ctx context.Context, address string, names []string) (c compare.Answer, err error) {
 	api := queryAPI{address}
 	baselines, err := api.baselines(ctx)
 	if err != nil {
-		return nil, err
+		return c, err
 	}
 	query := url.Values{}
 	for i, name := range names {
@@ -163,12 +168,11 @@ func compareStored(ctx context.Context, address string, names []string) (*compar
 		if id == "" {
 			found, err := api.find(ctx, name)
 			if err != nil {
-				return nil, fmt.Errorf("%q is no file and no baseline: %w", name, err)
+				return c, fmt.Errorf("%q is no file and no baseline: %w", name, err)
 			}
 			id = found.ID
 		}
 		query.Set([]string{"a", "b"}[i], id)
 	}
-	var c compare.Comparison
-	return &c, api.do(ctx, http.MethodGet, "/compare?"+query.Encode(), nil, &c)
+	return c, api.do(ctx, http.MethodGet, "/compare?"+query.Encode(), nil, &c)
 }

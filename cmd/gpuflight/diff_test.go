@@ -47,13 +47,13 @@ func TestDiff_Files(t *testing.T) {
 	assert.Equal(t, 1, code)
 	var got struct {
 		Verdict     string
-		NameA       string `json:"name_a"`
+		SessionA    string `json:"session_a"`
 		Step        struct{ Duration struct{ Relative float64 } }
 		Regressions []struct{ Kind, Name string }
 	}
 	require.NoError(t, json.Unmarshal([]byte(out), &got))
 	assert.Equal(t, "slower", got.Verdict)
-	assert.Equal(t, fast, got.NameA)
+	assert.Equal(t, fast, got.SessionA)
 	assert.InDelta(t, 1.58, got.Step.Duration.Relative, 0.01)
 	assert.Equal(t, "step", got.Regressions[0].Kind)
 }
@@ -98,7 +98,10 @@ func TestDiff_Sessions(t *testing.T) {
 	mux.HandleFunc("GET /api/v1/compare", func(w http.ResponseWriter, r *http.Request) {
 		asked = r.URL.RawQuery
 		step := &compare.Change{Name: "step", Status: compare.Slower, Duration: &compare.Test{A: 100, B: 110, Relative: 0.1, Significant: true}}
-		_ = json.NewEncoder(w).Encode(&compare.Comparison{Verdict: compare.Slower, Text: "B is slower.", Step: step})
+		_ = json.NewEncoder(w).Encode(&compare.Answer{
+			SessionA: "2222", SessionB: "3333-4444",
+			Comparison: &compare.Comparison{Verdict: compare.Slower, Text: "B is slower.", Step: step},
+		})
 	})
 	var puts []string
 	mux.HandleFunc("/api/v1/baselines/{name}", func(w http.ResponseWriter, r *http.Request) {
@@ -111,7 +114,13 @@ func TestDiff_Sessions(t *testing.T) {
 	assert.Equal(t, 1, code, errs)
 	assert.Equal(t, "a=2222&b=3333-4444", asked)
 	assert.Contains(t, out, "B is slower.\n")
+	assert.Contains(t, out, "A  v1.2: 0 steps")
 	assert.Contains(t, out, "+10.0 %  step")
+	code, out, errs = runLine(t, "diff", "--url", s.URL, "--json", "v1.2", "3333")
+	assert.Zero(t, code, errs)
+	var answer compare.Answer
+	require.NoError(t, json.Unmarshal([]byte(out), &answer))
+	assert.Equal(t, []string{"2222", "3333-4444"}, []string{answer.SessionA, answer.SessionB})
 	code, _, errs = runLine(t, "diff", "--url", s.URL, "main", "none")
 	assert.Equal(t, 2, code)
 	assert.Contains(t, errs, `"none" is no file and no baseline: no session has an id that begins with "none"`)

@@ -400,12 +400,30 @@ type leftOut map[string]int
 
 const leftOutName = "left_out"
 
+// add counts values that a list lacks.
+func (l leftOut) add(name string, more int) {
+	if more > 0 {
+		l[name] += more
+	}
+}
+
 // cut leaves the first n values of a list.
 func cut[T any](left leftOut, name string, list *[]T, n int) {
-	if more := len(*list) - n; more > 0 {
-		left[name] += more
-		*list = (*list)[:n]
-	}
+	left.add(name, len(*list)-n)
+	*list = (*list)[:min(n, len(*list))]
+}
+
+// cutOf is cut for a list that has not all values, of which there are total.
+func cutOf[T any](left leftOut, name string, list *[]T, n int, total int64) {
+	left.add(name, int(total)-len(*list))
+	cut(left, name, list, n)
+}
+
+// count returns a number of an answer of the API, 0 if it has none.
+func count(answer object, name string) int {
+	n, _ := answer[name].(json.Number)
+	v, _ := n.Int64()
+	return int(v)
 }
 
 // oneText are lists of texts that only together say something.
@@ -510,15 +528,20 @@ func (m *mcpSource) report(ctx context.Context, a *mcpInterval) (any, error) {
 		cut(left, "host_by_scope", &d.HostScopes, few)
 		cut(left, "host_by_line", &d.HostLines, few)
 		cut(left, "sync_by_call", &d.SyncCalls, few)
-		cut(left, "small_kernels", &d.Small, few)
+		cutOf(left, "small_kernels", &d.Small, few, d.SmallTotal.Shapes)
 	}
-	cut(left, "longest", &answer.Steps.Longest, min(n, 3))
-	cut(left, "outliers", &answer.Steps.Outliers, n)
-	kernels, err := s.kernels(ctx, "name", "", n, a.query())
+	left.steps(&answer.Steps, min(n, 3), n)
+	kernels, err := s.kernels(ctx, "name", "", n, a.query(), left)
 	if err != nil {
 		return nil, err
 	}
 	return object{"session": s.id, "analysis": answer, "kernels": kernels, leftOutName: left}, nil
+}
+
+// steps leaves the first steps of both lists.
+func (l leftOut) steps(s *analysis.AnswerSteps, longest, outliers int) {
+	cutOf(l, "longest", &s.Longest, longest, s.Count)
+	cutOf(l, "outliers", &s.Outliers, outliers, s.OutlierCount)
 }
 
 func (m *mcpSource) steps(ctx context.Context, a *mcpInterval) (any, error) {
@@ -527,8 +550,7 @@ func (m *mcpSource) steps(ctx context.Context, a *mcpInterval) (any, error) {
 		return nil, err
 	}
 	n, left := limitOf(a.Limit), leftOut{}
-	cut(left, "longest", &answer.Steps.Longest, n)
-	cut(left, "outliers", &answer.Steps.Outliers, n)
+	left.steps(&answer.Steps, n, n)
 	return object{"session": s.id, "base": strconv.FormatInt(answer.Base, 10), "complete": answer.Complete, "steps": answer.Steps, leftOutName: left}, nil
 }
 
@@ -566,11 +588,17 @@ func (m *mcpSource) kernels(ctx context.Context, a *mcpKernelArgs) (any, error) 
 	if group != "name" && group != "shape" {
 		return nil, fmt.Errorf("group %q: use name or shape", group)
 	}
-	return s.kernels(ctx, group, a.Text, limitOf(a.Limit), a.query())
+	left := leftOut{}
+	answer, err := s.kernels(ctx, group, a.Text, limitOf(a.Limit), a.query(), left)
+	if err != nil {
+		return nil, err
+	}
+	answer[leftOutName] = left
+	return answer, nil
 }
 
-// kernels returns groups of kernels with their longest launches.
-func (s *mcpSession) kernels(ctx context.Context, group, text string, limit int, interval url.Values) (any, error) {
+// kernels returns groups of kernels with their longest launches, and counts those that it leaves out.
+func (s *mcpSession) kernels(ctx context.Context, group, text string, limit int, interval url.Values, left leftOut) (object, error) {
 	q := maps.Clone(interval)
 	q.Set("group", group)
 	q.Set("limit", strconv.Itoa(limit))
@@ -578,13 +606,15 @@ func (s *mcpSession) kernels(ctx context.Context, group, text string, limit int,
 		q.Set("q", text)
 	}
 	var answer struct {
-		Base   string   `json:"base"`
-		Total  object   `json:"total"`
-		Groups []object `json:"groups"`
+		Base   string
+		Total  object
+		Groups []object
 	}
 	if err := s.get(ctx, "/kernels", q, &answer); err != nil {
 		return nil, err
 	}
+	left.add("groups", count(answer.Total, "groups")-len(answer.Groups))
+	delete(answer.Total, "groups")
 	deadline := time.Now().Add(mcpCiteTime)
 	for _, g := range answer.Groups {
 		q := maps.Clone(interval)
@@ -614,7 +644,7 @@ func (s *mcpSession) kernels(ctx context.Context, group, text string, limit int,
 			g["longest"] = page.Operations[0]
 		}
 	}
-	return answer, nil
+	return object{"base": answer.Base, "total": answer.Total, "groups": answer.Groups}, nil
 }
 
 // mcpScope is a node of the tree of scopes.
@@ -700,9 +730,15 @@ func (m *mcpSource) criticalPath(ctx context.Context, a *mcpPathArgs) (any, erro
 	} else if a.Device != "" {
 		q.Set("device", a.Device)
 	}
-	answer := &analysis.AnswerPath{}
-	err = s.get(ctx, "/analysis/critical", q, answer)
-	return answer, err
+	var answer object
+	if err := s.get(ctx, "/analysis/critical", q, &answer); err != nil {
+		return nil, err
+	}
+	left := leftOut{}
+	left.add("parts", count(answer, "more_parts"))
+	delete(answer, "more_parts")
+	answer[leftOutName] = left
+	return answer, nil
 }
 
 func (m *mcpSource) compare(ctx context.Context, a *mcpCompareArgs) (any, error) {
@@ -719,7 +755,7 @@ func (m *mcpSource) compare(ctx context.Context, a *mcpCompareArgs) (any, error)
 	}
 	var answer object
 	err = getExact(ctx, x.queryAPI, "/compare", url.Values{"a": {x.id}, "b": {y.id}}, &answer)
-	return shortLists(answer, limitOf(a.Limit)), err
+	return shortLists(answer, limitOf(a.Limit), leftOut{}), err
 }
 
 func (m *mcpSource) ranks(ctx context.Context, a *mcpRanksArgs) (any, error) {
@@ -729,19 +765,21 @@ func (m *mcpSource) ranks(ctx context.Context, a *mcpRanksArgs) (any, error) {
 		var answer object
 		err := getExact(ctx, api, "/ranks", url.Values{"run": {a.Run}, "limit": {strconv.Itoa(n)}}, &answer)
 		if err == nil {
-			return shortLists(answer, n), nil
+			left := leftOut{}
+			rows, _ := answer["collectives"].([]any)
+			left.add("collectives", count(answer, "collectives_total")-len(rows))
+			return shortLists(answer, n, left), nil
 		}
 		firstErr = cmp.Or(firstErr, err)
 	}
 	return nil, firstErr
 }
 
-// shortLists returns JSON with at most n values of each list of objects, and says how many it left out.
-func shortLists(answer object, n int) object {
+// shortLists returns JSON with at most n values of each list of objects, and adds to those that are left out.
+func shortLists(answer object, n int, left leftOut) object {
 	if answer == nil {
 		return nil
 	}
-	left := leftOut{}
 	shorten(answer, "", n, 0, false, left)
 	answer[leftOutName] = left
 	return answer

@@ -116,7 +116,11 @@ func TestMCP_LeftOutByLimit(t *testing.T) {
 		"devices": [
 			{"gaps": [{"start": 1, "idle_by_cause_ns": {"host": 9}}, {"start": 2, "idle_by_cause_ns": {"sync": 5}}, {"start": 3, "idle_by_cause_ns": {"sync": 7}}, {"start": 4, "idle_by_cause_ns": {"sync": 6}}]},
 			{"gaps": [{"start": 5, "idle_by_cause_ns": {"sync": 1}}, {"start": 6, "idle_by_cause_ns": {"sync": 2}}]}],
-		"steps": {"longest": [{"start": 1}, {"start": 2}, {"start": 3}], "outliers": [{"start": 4}, {"start": 5}]}}`)
+		"steps": {"count": 60, "longest": [{"start": 1}, {"start": 2}, {"start": 3}], "outliers_total": 7, "outliers": [{"start": 4}, {"start": 5}]}}`)
+	answer("/sessions/11/analysis/critical", `{"base": "0", "kinds": [{"ns": 5}, {"ns": 4}], "parts": [{"start": 1}], "more_parts": 8, "more_ns": 4}`)
+	answer("/sessions/11/kernels", `{"base": "0", "total": {"groups": 12, "count": 90}, "groups": [{"name": "k"}]}`)
+	answer("/sessions/11/operations", `{"operations": [{"span": "y", "start": 3}]}`)
+	answer("/ranks", `{"base": "0", "collectives_total": 743, "collectives": [{"name": "r", "parts": [{"rank": 0}, {"rank": 1}]}]}`)
 	answer("/sessions/11/scopes", `{"nodes": [{"path": 0}, {"path": 1, "name": "a", "wall_ns": 1}, {"path": 2, "name": "b", "wall_ns": 3}, {"path": 3, "parent": 2, "name": "c", "wall_ns": 2}]}`)
 	answer("/sessions/11/scopes/2/instances", `{"base": "7", "instances": [{"span": "x"}]}`)
 	s := httptest.NewServer(mux)
@@ -128,13 +132,33 @@ func TestMCP_LeftOutByLimit(t *testing.T) {
 		rows string // with limit 1
 		left leftOut
 	}{
+		"report": {
+			func(n int) (any, error) { return m.report(t.Context(), &mcpInterval{mcpSessionArg: session, Limit: n}) },
+			`"groups":[{"longest":{"span":"y","start":3,`, leftOut{"gaps": 3 + 1, "groups": 11, "longest": 59, "outliers": 6},
+		},
+		"kernels": {
+			func(n int) (any, error) {
+				return m.kernels(t.Context(), &mcpKernelArgs{mcpInterval: mcpInterval{mcpSessionArg: session, Limit: n}})
+			},
+			`"total":{"count":90}`, leftOut{"groups": 11},
+		},
+		"critical_path": {
+			func(n int) (any, error) {
+				return m.criticalPath(t.Context(), &mcpPathArgs{mcpInterval: mcpInterval{mcpSessionArg: session, Limit: n}, Span: "x"})
+			},
+			`"left_out":{"parts":8},"more_ns":4,"parts":[{"start":1}]}`, leftOut{"parts": 8},
+		},
+		"ranks": {
+			func(n int) (any, error) { return m.ranks(t.Context(), &mcpRanksArgs{"r", n}) },
+			`"parts":[{"rank":0}]`, leftOut{"collectives": 742, "parts": 1},
+		},
 		"list_sessions": {
 			func(n int) (any, error) { return m.listSessions(t.Context(), &mcpListArgs{Limit: n}) },
 			`"sessions":[{"duration_ns":0,"host":"","id":"11",`, leftOut{"sessions": 2},
 		},
 		"steps": {
 			func(n int) (any, error) { return m.steps(t.Context(), &mcpInterval{mcpSessionArg: session, Limit: n}) },
-			`"longest":[{"number":0,"name":"","start":1,`, leftOut{"longest": 2, "outliers": 1},
+			`"longest":[{"number":0,"name":"","start":1,`, leftOut{"longest": 59, "outliers": 6},
 		},
 		"idle_gaps": {
 			func(n int) (any, error) {

@@ -5,6 +5,7 @@ package gpuusageconnector
 import (
 	"flag"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -102,14 +103,27 @@ func TestWorkedExample(t *testing.T) {
 	r.shutdown()
 }
 
-// The whole export of the worked example, with units, kinds, buckets, exemplars and timestamps.
+// training is three steps.
+func training() ptrace.Traces {
+	var all []testSpan
+	for n := range 3 {
+		step, layer, kernels := trainingStep(n)
+		all = append(append(all, step, layer), kernels...)
+	}
+	return traces(all...)
+}
+
+// The whole export of the worked example and of a training, with units, kinds, buckets, exemplars and
+// timestamps.
 func TestGolden(t *testing.T) {
-	for _, kind := range []string{kindExponential, kindExplicit} {
-		t.Run(kind, func(t *testing.T) {
-			input := filepath.Join("testdata", "example_traces.yaml")
-			want := filepath.Join("testdata", "example_"+kind+"_metrics.yaml")
+	for _, name := range []string{"example_exponential", "example_explicit", "training_exponential"} {
+		t.Run(name, func(t *testing.T) {
+			of, kind, _ := strings.Cut(name, "_")
+			input := filepath.Join("testdata", of+"_traces.yaml")
+			want := filepath.Join("testdata", name+"_metrics.yaml")
 			if *update {
-				require.NoError(t, golden.WriteTracesToFile(input, example()))
+				spans := map[string]func() ptrace.Traces{"example": example, "training": training}[of]
+				require.NoError(t, golden.WriteTracesToFile(input, spans()))
 			}
 			td, err := golden.ReadTraces(input)
 			require.NoError(t, err)

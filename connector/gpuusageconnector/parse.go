@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/pcommon"
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
+	"github.com/gpuflight/gpuflight/internal/numbered"
 	"github.com/gpuflight/gpuflight/semconv"
 )
 
@@ -55,6 +56,7 @@ type parser struct {
 	rejected [numRejections]int64
 
 	ids      map[string]uint32
+	groups   map[string]uint32 // numbers of strings, by names of scopes and requests
 	services map[string]uint32
 	kernels  map[batchKernel]uint32
 	names    map[kernelName]uint32
@@ -96,7 +98,7 @@ type deviceName struct {
 
 func newParser(keys *resourceKeys) *parser {
 	p := &parser{
-		keys: keys, ids: map[string]uint32{}, services: map[string]uint32{},
+		keys: keys, ids: map[string]uint32{}, groups: map[string]uint32{}, services: map[string]uint32{},
 		kernels: map[batchKernel]uint32{}, names: map[kernelName]uint32{}, devices: map[deviceName]uint32{},
 	}
 	p.reset()
@@ -109,6 +111,7 @@ func (p *parser) reset() {
 	p.followers, p.lastKernel = p.followers[:0], 0
 	clear(p.rejected[:])
 	clear(p.ids)
+	clear(p.groups)
 	clear(p.services)
 	clear(p.kernels)
 	clear(p.names)
@@ -117,7 +120,7 @@ func (p *parser) reset() {
 
 // large says whether the parser holds so much that it is better left to the garbage collector.
 func (p *parser) large() bool {
-	return cap(p.b.spans) > 1<<17 || cap(p.b.strings) > 1<<15 || cap(p.b.parents) > 1<<17 || cap(p.record) > 1<<22
+	return cap(p.b.spans) > 1<<17 || cap(p.b.strings) > 1<<15 || len(p.groups) > 1<<15 || cap(p.b.parents) > 1<<17 || cap(p.record) > 1<<22
 }
 
 // parse adds all spans of td. Nothing of td is changed; strings of it are kept.
@@ -270,7 +273,7 @@ func (p *parser) span(span ptrace.Span) {
 	}
 	w.device = p.device(hwID, hwName, index)
 	if scope != "" {
-		w.scope = p.intern(scope, maxName)
+		w.scope = p.group(scope)
 	}
 	if haveStream {
 		w.stream = p.stream(context, stream)
@@ -308,7 +311,7 @@ func (p *parser) other(span ptrace.Span, op string) {
 	trace := span.TraceID()
 	o := otherSpan{key: spanKey(trace, span.SpanID())}
 	if op != semconv.CUDAOperationSession && op != semconv.CUDAOperationDeepWindow {
-		o.name = p.intern(span.Name(), maxName)
+		o.name = p.group(span.Name())
 	}
 	if op == "" && !trace.IsEmpty() && o.name != 0 {
 		switch kind := span.Kind(); {
@@ -403,6 +406,21 @@ func (p *parser) intern(s string, limit int) uint32 {
 	id = uint32(len(p.b.strings))
 	p.b.strings = append(p.b.strings, s)
 	p.ids[s] = id
+	return id
+}
+
+// group numbers the name under which a scope or request is counted: steps, iterations, batches and epochs
+// share their pattern.
+func (p *parser) group(name string) uint32 {
+	id, ok := p.groups[name]
+	if !ok {
+		group := cut(name, maxName)
+		if pattern := numbered.Pattern(group); pattern != group && numbered.Counts(pattern) {
+			group = pattern
+		}
+		id = p.intern(group, maxName)
+		p.groups[name] = id
+	}
 	return id
 }
 

@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -33,7 +34,7 @@ func newWorld(seed uint64, n int) *world {
 		service := w.r.IntN(3)
 		s := testSpan{
 			service: fmt.Sprint("service-", service), instance: fmt.Sprint("i-", service, w.r.IntN(2)), host: fmt.Sprint("host-", service%2),
-			name: fmt.Sprint("scope-", w.r.IntN(6)), op: semconv.CUDAOperationScope,
+			name: w.scopeName(), op: semconv.CUDAOperationScope,
 			trace: uint64(w.r.IntN(20) + 1), id: id, start: testEpoch, end: testEpoch + 1,
 		}
 		switch w.r.IntN(5) {
@@ -75,7 +76,7 @@ func newWorld(seed uint64, n int) *world {
 		}
 		switch w.r.IntN(10) {
 		case 0:
-			s.scope = "named"
+			s.scope = fmt.Sprint("ProfilerStep#", w.r.IntN(1000))
 		case 1:
 			s.parent = 0
 		case 2:
@@ -84,6 +85,27 @@ func newWorld(seed uint64, n int) *world {
 		w.work = append(w.work, s)
 	}
 	return w
+}
+
+// scopeName returns the name of a scope, in which a number may count steps.
+func (w *world) scopeName() string {
+	switch w.r.IntN(4) {
+	case 0:
+		return fmt.Sprint("step ", w.r.IntN(1000))
+	case 1:
+		return fmt.Sprintf("Epoch_%d/eval", w.r.IntN(1000))
+	}
+	return fmt.Sprint("scope-", w.r.IntN(6))
+}
+
+// scopeSeries is the name of the series of a scope.
+func scopeSeries(name string) string {
+	for _, s := range [][2]string{{"step ", "step *"}, {"Epoch_", "Epoch_*/eval"}, {"ProfilerStep#", "ProfilerStep#*"}} {
+		if strings.HasPrefix(name, s[0]) {
+			return s[1]
+		}
+	}
+	return name
 }
 
 // reference are the sums over all spans at once, by plain arithmetic.
@@ -123,6 +145,7 @@ func (w *world) reference() *reference {
 		if p, ok := w.scopes[s.parent]; ok && scope == "" && s.parent%2 == 0 && p.op != semconv.CUDAOperationSession {
 			scope = p.name
 		}
+		scope = scopeSeries(scope)
 		resource := map[string]any{semconv.ServiceName: s.service, semconv.HostName: s.host}
 		point := func(more ...string) string {
 			m := map[string]any{semconv.HWID: s.device, semconv.HWName: s.model}

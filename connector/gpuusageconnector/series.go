@@ -8,6 +8,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/pcommon"
 
 	"github.com/gpuflight/gpuflight/internal/histogram"
+	"github.com/gpuflight/gpuflight/internal/numbered"
 )
 
 // What is not kept apart is counted under this name; idle time is under a service of that name.
@@ -22,10 +23,13 @@ const (
 	others = 1
 )
 
-// names numbers the names of one kind (scopes, requests) of one service, up to a limit.
+// names numbers the names of one kind (scopes, requests) of one service, up to a limit. Of names that
+// differ only in their numbers, the first ones have numbers of their own, and the others share one.
 type names struct {
-	list []string // of the numbers from 2
-	ids  map[string]uint32
+	list  []string // of the numbers from 2
+	ids   map[string]uint32
+	alike map[string]int // how many of list have a pattern
+	steps int            // how many of list are single steps, from a state of an earlier version
 }
 
 // of returns the number of a name, others if there is no room for it.
@@ -36,7 +40,10 @@ func (n *names) of(name string, limit int) (id uint32, overflow bool) {
 	if id, ok := n.ids[name]; ok {
 		return id, false
 	}
-	if len(n.list) >= limit {
+	if p := numbered.Pattern(name); p != name && n.alike[p] >= numbered.Max {
+		return n.of(p, limit)
+	}
+	if len(n.list) >= max(limit, min(limit+n.steps, maxScopes-2)) {
 		return others, true
 	}
 	return n.add(name), false
@@ -44,7 +51,13 @@ func (n *names) of(name string, limit int) (id uint32, overflow bool) {
 
 func (n *names) add(name string) uint32 {
 	if n.ids == nil {
-		n.ids = map[string]uint32{}
+		n.ids, n.alike = map[string]uint32{}, map[string]int{}
+	}
+	if p := numbered.Pattern(name); p != name {
+		n.alike[p]++
+		if numbered.Counts(p) {
+			n.steps++
+		}
 	}
 	id := uint32(len(n.list)) + 2
 	n.list = append(n.list, name)

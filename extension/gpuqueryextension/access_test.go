@@ -154,13 +154,21 @@ var (
 )
 
 // routes returns all methods and paths of openapi.yaml, for a session.
-func routes(t *testing.T, session string) (list [][2]string) {
+func routes(t *testing.T, session string) [][2]string {
+	list := patterns(t)
+	for i, route := range list {
+		path := strings.NewReplacer("{session}", session, "{trace}", "01000000000000000000000000000000", "{path}", "0").Replace(route[1])
+		list[i][1] = parameter.ReplaceAllString(path, "0000000000000001")
+	}
+	return list
+}
+
+// patterns returns all methods and paths of openapi.yaml.
+func patterns(t *testing.T) (list [][2]string) {
 	path := ""
 	for line := range strings.Lines(string(openAPI)) {
 		if m := pathLine.FindStringSubmatch(line); m != nil {
-			path = "/api/v1" + strings.ReplaceAll(m[1], "{session}", session)
-			path = strings.NewReplacer("{span}", "0000000000000001", "{trace}", "01000000000000000000000000000000", "{path}", "0").Replace(path)
-			path = parameter.ReplaceAllString(path, "0000000000000001")
+			path = "/api/v1" + m[1]
 		}
 		if m := methodLine.FindStringSubmatch(line); m != nil && path != loginPath {
 			list = append(list, [2]string{strings.ToUpper(m[1]), path})

@@ -11,12 +11,6 @@ import (
 	"github.com/gpuflight/gpuflight/internal/analysis/compare"
 )
 
-type compareAnswer struct {
-	SessionA string `json:"session_a"`
-	SessionB string `json:"session_b"`
-	*compare.Comparison
-}
-
 // compare answers what changed from session a to session b. It reads both at the same time, for at most
 // maxAnalysisTime.
 func (s *server) compare(ctx context.Context, r *request) (any, error) {
@@ -48,5 +42,5 @@ func (s *server) compare(ctx context.Context, r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return compareAnswer{ids[0], ids[1], c}, nil
+	return compare.Answer{SessionA: ids[0], SessionB: ids[1], Comparison: c}, nil
 }

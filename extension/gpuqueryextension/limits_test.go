@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -65,6 +66,178 @@ func TestServer_TooManyRequests(t *testing.T) {
 	}
 	assert.Empty(t, s.running)
 	assert.Zero(t, s.queued.Load())
+}
+
+// turns lets some reads pass. The next one calls reached and waits for the end of its context.
+type turns struct {
+	store.Backend
+	left    atomic.Int64
+	reached context.CancelFunc
+	bounded atomic.Bool
+}
+
+func read[Q, A any](ctx context.Context, b *turns, f func(context.Context, Q) (A, error), q Q) (answer A, err error) {
+	if b.left.Add(-1) >= 0 {
+		return f(ctx, q)
+	}
+	_, bounded := ctx.Deadline()
+	b.bounded.Store(bounded)
+	b.reached()
+	<-ctx.Done()
+	return answer, ctx.Err()
+}
+
+// of makes a read of a session one with a single parameter.
+func of[A any](f func(context.Context, string, string) (A, error), project string) func(context.Context, string) (A, error) {
+	return func(ctx context.Context, session string) (A, error) { return f(ctx, project, session) }
+}
+
+func (b *turns) Sessions(ctx context.Context, q store.SessionQuery) ([]store.SessionInfo, error) {
+	return read(ctx, b, b.Backend.Sessions, q)
+}
+
+func (b *turns) Session(ctx context.Context, project, session string) (store.SessionInfo, error) {
+	return read(ctx, b, of(b.Backend.Session, project), session)
+}
+
+func (b *turns) Lanes(ctx context.Context, project, session string) ([]store.LaneInfo, error) {
+	return read(ctx, b, of(b.Backend.Lanes, project), session)
+}
+
+func (b *turns) Scopes(ctx context.Context, project, session string) ([]store.ScopeNode, error) {
+	return read(ctx, b, of(b.Backend.Scopes, project), session)
+}
+
+func (b *turns) Shapes(ctx context.Context, project, session string, ids []uint32) (map[uint32]*store.Shape, error) {
+	return read(ctx, b, func(ctx context.Context, ids []uint32) (map[uint32]*store.Shape, error) {
+		return b.Backend.Shapes(ctx, project, session, ids)
+	}, ids)
+}
+
+func (b *turns) Span(ctx context.Context, project, session string, id store.SpanID, at int64) (op *store.OpRow, span *store.SpanRow, err error) {
+	op, err = read(ctx, b, func(ctx context.Context, id store.SpanID) (op *store.OpRow, err error) {
+		op, span, err = b.Backend.Span(ctx, project, session, id, at)
+		return op, err
+	}, id)
+	return op, span, err
+}
+
+func (b *turns) Trace(ctx context.Context, project string, trace store.TraceID) ([]store.TraceRef, error) {
+	return read(ctx, b, func(ctx context.Context, trace store.TraceID) ([]store.TraceRef, error) {
+		return b.Backend.Trace(ctx, project, trace)
+	}, trace)
+}
+
+func (b *turns) Timeline(ctx context.Context, q store.TimelineQuery) (store.Timeline, error) {
+	return read(ctx, b, b.Backend.Timeline, q)
+}
+
+func (b *turns) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) {
+	return read(ctx, b, b.Backend.Ops, q)
+}
+
+func (b *turns) Kernels(ctx context.Context, q store.KernelQuery) ([]store.KernelStat, error) {
+	return read(ctx, b, b.Backend.Kernels, q)
+}
+
+func (b *turns) Instances(ctx context.Context, q store.InstanceQuery) ([]store.Instance, error) {
+	return read(ctx, b, b.Backend.Instances, q)
+}
+
+func (b *turns) Spans(ctx context.Context, q store.SpanQuery) ([]store.SpanRow, error) {
+	return read(ctx, b, b.Backend.Spans, q)
+}
+
+func (b *turns) Gaps(ctx context.Context, q store.GapQuery) (store.Gaps, error) {
+	return read(ctx, b, b.Backend.Gaps, q)
+}
+
+func (b *turns) Busy(ctx context.Context, q store.BusyQuery) ([]int64, error) {
+	return read(ctx, b, b.Backend.Busy, q)
+}
+
+func (b *turns) Samples(ctx context.Context, q store.SampleQuery) ([]store.SampleSum, error) {
+	return read(ctx, b, b.Backend.Samples, q)
+}
+
+func (b *turns) Stacks(ctx context.Context, q store.StackQuery) ([]store.StackSum, error) {
+	return read(ctx, b, b.Backend.Stacks, q)
+}
+
+func (b *turns) Logs(ctx context.Context, q store.LogQuery) ([]store.LogRow, error) {
+	return read(ctx, b, b.Backend.Logs, q)
+}
+
+func (b *turns) Series(ctx context.Context, q store.SeriesQuery) ([]store.SeriesInfo, error) {
+	return read(ctx, b, b.Backend.Series, q)
+}
+
+func (b *turns) Points(ctx context.Context, q store.PointQuery) ([]store.PointRow, error) {
+	return read(ctx, b, b.Backend.Points, q)
+}
+
+func (b *turns) Baselines(ctx context.Context, project string) ([]store.Baseline, error) {
+	return read(ctx, b, b.Backend.Baselines, project)
+}
+
+// TestServer_EveryRouteEnds cancels each request at each of its reads.
+func TestServer_EveryRouteEnds(t *testing.T) {
+	m := storetest.NewMemory()
+	id := loadRecording(t, m, "vectoradd")
+	whole := newServer(m, options{logger: zap.NewNop()})
+	first := func(list string) map[string]any {
+		page := get[map[string]any](t, whole, "/api/v1/sessions/"+id+"/"+list)
+		for _, rows := range page {
+			if rows, ok := rows.([]any); ok && len(rows) > 0 {
+				return rows[0].(map[string]any)
+			}
+		}
+		require.Fail(t, "no rows", list)
+		return nil
+	}
+	span, series := first("spans"), first("series")
+	values := strings.NewReplacer("{session}", id, "{span}", span["span"].(string), "{trace}", span["trace"].(string), "{path}", "1",
+		"{service}", "vectoradd", "{key}", series["key"].(string))
+	query := map[string]string{
+		"/api/v1/sessions/{session}/shapes": "?ids=1", "/api/v1/sessions/{session}/analysis/critical": "?span=" + span["span"].(string),
+		"/api/v1/ranks": "?sessions=" + id, "/api/v1/compare": "?a=" + id + "&b=" + id,
+		"/api/v3/operations": "?service=vectoradd", "/api/v3/traces": "?query.service_name=vectoradd&query.start_time_min=2026-01-01T00:00:00Z&query.start_time_max=2027-01-01T00:00:00Z",
+		"/api/v3/trace-summaries": "?query.service_name=vectoradd&query.start_time_min=2026-01-01T00:00:00Z&query.start_time_max=2027-01-01T00:00:00Z",
+		"/api/traces":             "?service=vectoradd",
+	}
+	paths := []string{"/api/v3/services", "/api/v3/operations", "/api/v3/traces", "/api/v3/traces/{trace}", "/api/v3/trace-summaries",
+		"/api/services", "/api/services/{service}/operations", "/api/traces", "/api/traces/{trace}"}
+	for _, route := range patterns(t) {
+		if route[0] == http.MethodGet && route[1] != loginPath && !strings.HasSuffix(route[1], "/export") { // TestExport has exports
+			paths = append(paths, route[1])
+		}
+	}
+	for _, path := range paths {
+		t.Run(path, func(t *testing.T) {
+			for n := 0; ; n++ {
+				ctx, cancel := context.WithCancel(t.Context())
+				b := &turns{Backend: m, reached: cancel}
+				b.left.Store(int64(n))
+				s := newServer(b, options{logger: zap.NewNop()})
+				w := httptest.NewRecorder()
+				r := httptest.NewRequestWithContext(ctx, http.MethodGet, values.Replace(path)+query[path], http.NoBody)
+				r.Host = "localhost"
+				s.ServeHTTP(w, r)
+				ended := ctx.Err() != nil
+				cancel()
+				if !ended {
+					if !strings.HasSuffix(path, "/texts/{key}") { // the recording has none
+						assert.Equal(t, http.StatusOK, w.Code, w.Body)
+					}
+					assert.Positive(t, n, "the route reads from the store")
+					return
+				}
+				assert.True(t, b.bounded.Load(), "read %d has a deadline", n)
+				assert.Zero(t, w.Body.Len(), "read %d: %.200s", n, w.Body)
+				assert.Empty(t, s.running)
+			}
+		})
+	}
 }
 
 // broken is a store whose list of sessions fails. It reports the deadlines of the calls.
@@ -220,9 +393,16 @@ func FuzzParameters(f *testing.F) {
 	for _, view := range []string{"", "/shapes?ids=1", "/kernels?group=path&path=1", "/gaps?from=1&to=2", "/functions", "/samples?by=line,pc", "/series?source=system", "/texts/a", "/export?format=chrome&from=1&to=2", "/export?format=perfetto&base=5", "/export?format=parquet&table=logs", "/export?format=pprof&to=9"} {
 		f.Add(p + view)
 	}
+	for _, jaeger := range []string{"/v3/traces?query.service_name=a&query.num_traces=1", "/v3/traces/01", "/v3/operations?service=a", "/v3/trace-summaries", "/traces?service=a&tags={}", "/services/a/operations"} {
+		f.Add(".." + jaeger)
+	}
 	f.Fuzz(func(t *testing.T, target string) {
-		r, err := http.NewRequest(http.MethodGet, "http://localhost/api/v1"+target, http.NoBody)
-		if err != nil || !strings.HasPrefix(r.URL.Path, "/api/v1") {
+		base := "http://localhost/api/v1"
+		if rest, ok := strings.CutPrefix(target, ".."); ok { // the routes of Jaeger
+			base, target = "http://localhost/api", rest
+		}
+		r, err := http.NewRequest(http.MethodGet, base+target, http.NoBody)
+		if err != nil || !strings.HasPrefix(r.URL.Path, "/api/") {
 			return
 		}
 		w := httptest.NewRecorder()

@@ -35,6 +35,10 @@ type keeping struct {
 	ops    int64 // of a part
 	times  int64 // counts returns so many times the operations, 0 is 1
 	few    bool  // Scopes returns a 5,000th of the scopes that it may return
+	// early says that Scopes returns one scope if it is asked for those before its last interval. It sets cut if there
+	// are others. begun is the begin of that interval.
+	early, cut bool
+	begun      int64
 }
 
 const keepingGrid = 16 * µs
@@ -47,7 +51,13 @@ func (k *keeping) Scopes(ctx context.Context, from, to int64, n int) ([]Scope, b
 	if k.few {
 		n /= 5000
 	}
-	return k.Source.Scopes(ctx, from, to, n)
+	if !k.early || to > k.begun {
+		k.begun = from
+		return k.Source.Scopes(ctx, from, to, n)
+	}
+	list, more, err := k.Source.Scopes(ctx, from, to, 1)
+	k.cut = k.cut || more
+	return list, more, err
 }
 
 func (k *keeping) namedScopes(ctx context.Context, from, to int64, prefixes []string) ([]Scope, error) {

@@ -86,31 +86,36 @@ func TestScopeTimes_RandomTimelines(t *testing.T) {
 	}
 }
 
-// TestScopeTimes_ManyScopes has more scopes than are read at once, except in parts. Operations name the scope that
+// manyScopes has more scopes than are read at once, except in parts, if few is set. Operations name the scope that
 // launched them, which can have ended before the part.
+func manyScopes(seed uint64) *pages {
+	rng := rand.New(rand.NewPCG(seed, 5))
+	r := random(seed)
+	r.spans = nil
+	for i := range int64(80) {
+		at := i / 2 * 50 * µs
+		s := store.Span{StartNs: at, EndNs: at + 1 + rng.Int64N(50)*µs, Span: store.SpanID(10_000 + i), Name: fmt.Sprint("step ", i/2), Operation: "scope"}
+		if i%2 == 1 {
+			s.Parent, s.Name = s.Span-1, "forward"
+			s.EndNs = r.spans[i-1].EndNs
+		}
+		r.spans = append(r.spans, store.SpanRow{Span: s})
+	}
+	for i := range r.ops {
+		o := &r.ops[i]
+		for _, s := range r.spans {
+			if at := o.LaunchStartNs; at.OK && s.StartNs <= at.V && at.V < s.EndNs && rng.IntN(2) == 0 {
+				o.PlaceRef = store.Place{Parent: s.Span.Span}
+			}
+		}
+	}
+	return r
+}
+
 func TestScopeTimes_ManyScopes(t *testing.T) {
 	for seed := range uint64(100) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			rng := rand.New(rand.NewPCG(seed, 5))
-			r := random(seed)
-			r.spans = nil
-			for i := range int64(80) {
-				at := i / 2 * 50 * µs
-				s := store.Span{StartNs: at, EndNs: at + 1 + rng.Int64N(50)*µs, Span: store.SpanID(10_000 + i), Name: fmt.Sprint("step ", i/2), Operation: "scope"}
-				if i%2 == 1 {
-					s.Parent, s.Name = s.Span-1, "forward"
-					s.EndNs = r.spans[i-1].EndNs
-				}
-				r.spans = append(r.spans, store.SpanRow{Span: s})
-			}
-			for i := range r.ops {
-				o := &r.ops[i]
-				for _, s := range r.spans {
-					if at := o.LaunchStartNs; at.OK && s.StartNs <= at.V && at.V < s.EndNs && rng.IntN(2) == 0 {
-						o.PlaceRef = store.Place{Parent: s.Span.Span}
-					}
-				}
-			}
+			r := manyScopes(seed)
 			k := r.keeping()
 			k.few, k.ops = true, 5
 			for _, o := range []Options{{}, {From: 300 * µs, To: 1500*µs + 17}, {From: 800 * µs}} {
@@ -133,6 +138,44 @@ func TestScopeTimes_ManyScopes(t *testing.T) {
 			require.True(t, whole.ManyScopes)
 			require.Empty(t, whole.Scopes)
 			requireTimes(t, whole)
+		})
+	}
+}
+
+// TestScopeTimes_EarlierScopes reads not all of the scopes that ended before a part or window. Times are then unknown,
+// because operations can belong to scopes that were not read.
+func TestScopeTimes_EarlierScopes(t *testing.T) {
+	for name, tt := range map[string]struct {
+		few bool
+		o   Options
+	}{
+		"parts":       {true, Options{}},
+		"window":      {false, Options{From: 800 * µs}},
+		"few, window": {true, Options{From: 300 * µs, To: 1500*µs + 17}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			cut := 0
+			for seed := range uint64(50) {
+				r := manyScopes(seed)
+				k := r.keeping()
+				k.few, k.early, k.ops = tt.few, true, 5
+				want, err := NewTimes(t.Context(), FromReader(r, "", "s"), tt.o)
+				require.NoError(t, err)
+				for i := range 2 { // sweeps over the parts, and uses them
+					got, err := NewTimes(t.Context(), k, tt.o)
+					require.NoError(t, err)
+					require.Equal(t, k.cut, got.ManyScopes, "seed %d, run %d", seed, i)
+					if k.cut {
+						require.Nil(t, got.Times)
+					} else {
+						require.Equal(t, want.Times, got.Times)
+					}
+				}
+				if k.cut {
+					cut++
+				}
+			}
+			assert.Greater(t, cut, 1)
 		})
 	}
 }

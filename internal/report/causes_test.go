@@ -38,6 +38,11 @@ func causesOfPath(t *testing.T, path string) []SessionCauses {
 			}
 			assert.Equal(t, list[i].ToNs-list[i].FromNs, d.WallNs)
 		}
+		for j := range list[i].Steps.Longest {
+			p := &list[i].Steps.Longest[j].Parts
+			assert.Equal(t, p.WallNs, p.ComputeNs+p.CommunicationNs+p.CopyNs+p.IdleNs)
+			assert.Equal(t, p.IdleNs, p.Idle.Sum())
+		}
 		assert.Equal(t, list[i].Steps.Count > 0 && list[i].Missing == nil, len(list[i].Paths) > 0)
 		for _, p := range list[i].Paths {
 			at := p.Step.StartNs
@@ -59,20 +64,15 @@ func causesOfPath(t *testing.T, path string) []SessionCauses {
 // TestCauses_Recordings checks the sums on all recordings.
 func TestCauses_Recordings(t *testing.T) {
 	var paths []string
-	for _, pattern := range []string{"../../examples/recordings/*.gz", "../../test/gpu/*/recordings/*.gz", "../../../shared/logs/*"} {
+	for _, pattern := range []string{
+		"../../examples/recordings/*.gz", "../../examples/recordings/cupy", "../../test/gpu/*/recordings/*.gz", filepath.Join(recordings(t), "*-*"),
+	} {
 		found, err := filepath.Glob(pattern)
 		require.NoError(t, err)
-		if strings.HasPrefix(pattern, "../../../") {
-			t.Logf("recordings outside this repository: %d", len(found))
-		} else {
-			require.NotEmpty(t, found, pattern)
-		}
+		require.NotEmpty(t, found, pattern)
 		paths = append(paths, found...)
 	}
 	for _, path := range paths {
-		if strings.HasSuffix(path, ".md") {
-			continue
-		}
 		t.Run(filepath.Base(path), func(t *testing.T) {
 			list := causesOfPath(t, path)
 			var out bytes.Buffer
@@ -81,6 +81,9 @@ func TestCauses_Recordings(t *testing.T) {
 			for i := range list {
 				_, err := json.Marshal(analysis.NewAnswer(list[i].Result, list[i].FromNs))
 				require.NoError(t, err)
+				for _, f := range list[i].Findings {
+					assert.Equal(t, f.GainNs > 0, len(f.Evidence) > 0, "%s: each gain cites spans", f.Kind)
+				}
 			}
 		})
 	}
@@ -132,6 +135,11 @@ func TestCauses_KnownCauses(t *testing.T) {
 	path := map[string]string{
 		"data_loader": "host", "item": "compute", "pageable": "copy", "no_overlap": "compute", "tiny": "launch", "allocator": "allocator", "slow_layer": "compute",
 	}
+	// The most that the first finding saves in 50 steps, 25 of tiny, in nanoseconds. docs/internals/measurements.md
+	// compares such gains with those of fixes.
+	gains := map[string]int64{
+		"data_loader": 251_236_391, "item": 48_652_157, "pageable": 726_182_913, "no_overlap": 64_154_844, "tiny": 32_685_016, "allocator": 174_468_716, "slow_layer": 10_802_798,
+	}
 	for name, first := range map[string][]string{
 		"balanced": nil, "data_loader": {"host"}, "item": {"sync"}, "pageable": {"pageable_copy", "copy_call"},
 		"no_overlap": {"exposed_copy"}, "tiny": {"launch"}, "allocator": {"allocator"}, "slow_layer": {"slow_steps"},
@@ -147,6 +155,7 @@ func TestCauses_KnownCauses(t *testing.T) {
 			require.NotEmpty(t, list[0].Findings)
 			assert.Contains(t, first, list[0].Findings[0].Kind)
 			assert.NotEmpty(t, list[0].Findings[0].Evidence)
+			assert.Equal(t, gains[name], list[0].Findings[0].GainNs)
 			assert.Equal(t, "step", list[0].Steps.Name)
 			assert.Equal(t, path[name], analysis.NewAnswerPath(list[0].Paths[0].CriticalPath, 0, 0).Kinds[0].Kind.String())
 			if name == "slow_layer" {

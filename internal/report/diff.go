@@ -28,15 +28,13 @@ type Diff struct {
 	Limit float64
 }
 
-// WriteJSON prints the comparison as one object.
+// WriteJSON prints the comparison as one object, which openapi.yaml describes as Diff.
 func (d *Diff) WriteJSON(out io.Writer) error {
 	j := struct {
-		NameA string `json:"name_a"`
-		NameB string `json:"name_b"`
-		*compare.Comparison
+		compare.Answer
 		Limit       *float64         `json:"fail_over,omitempty"`
 		Regressions *[]regressionRow `json:"regressions,omitempty"`
-	}{NameA: d.A, NameB: d.B, Comparison: d.Comparison}
+	}{Answer: compare.Answer{SessionA: d.A, SessionB: d.B, Comparison: d.Comparison}}
 	if d.Limit >= 0 {
 		list := []regressionRow{}
 		for _, x := range d.Regressions(d.Limit) {

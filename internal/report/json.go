@@ -182,7 +182,7 @@ func WriteJSON(out io.Writer, t *Totals, windows *Windows, inside *Inside, analy
 		j.Windows = jsonWindowsOf(windows, top)
 	}
 	if !inside.Empty() {
-		j.Inside = &jsonInside{Totals: inside.Totals, Unread: inside.Unread, More: inside.More}
+		j.Inside = &jsonInside{Totals: inside.Totals, Unread: inside.Unread, Listed: []jsonFunction{}, More: inside.More}
 		for i := range inside.Listed {
 			f := &inside.Listed[i]
 			j.Inside.Listed = append(j.Inside.Listed, jsonFunction{

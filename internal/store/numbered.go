@@ -4,58 +4,15 @@ package store
 
 import (
 	"maps"
-	"regexp"
-	"strings"
-)
 
-// MaxNumbered is the largest number of names of scopes that differ only in their numbers and have paths
-// of their own. It is above the number of layers of large models. Numbers of steps, iterations, batches
-// and epochs have no limit, so 1 name of them has a path of its own.
-const MaxNumbered = 128
+	"github.com/gpuflight/gpuflight/internal/numbered"
+)
 
 // maxNumberedNames and maxNumberedBytes bound the names that a Numbered remembers.
 const (
 	maxNumberedNames = 1 << 18
 	maxNumberedBytes = 16 << 20
 )
-
-// counted is the end of a part of a pattern that counts steps.
-var counted = regexp.MustCompile(`(?i)(?:step|iter|iteration|batch|epoch)[\s#_:./-]*\*`)
-
-// Pattern returns a name with "*" in the place of each number. A number is a run of digits, or a word of 4
-// or more hexadecimal digits, such as "3fa8". Such a word has a digit and no other letters.
-func Pattern(name string) string {
-	if strings.IndexFunc(name, isDigit) < 0 {
-		return name
-	}
-	var b strings.Builder
-	for i := 0; i < len(name); {
-		word := len(name) - i
-		if n := strings.IndexFunc(name[i:], func(r rune) bool { return !isDigit(r) && !isLetter(r) }); n >= 0 {
-			word = n
-		}
-		switch w := name[i : i+word]; {
-		case word >= 4 && strings.IndexFunc(w, isDigit) >= 0 && strings.IndexFunc(w, func(r rune) bool { return !isHex(r) }) < 0:
-			b.WriteByte('*')
-		default:
-			for j := range word {
-				if !isDigit(rune(w[j])) {
-					b.WriteByte(w[j])
-				} else if j == 0 || !isDigit(rune(w[j-1])) {
-					b.WriteByte('*')
-				}
-			}
-		}
-		for i += word; i < len(name) && !isDigit(rune(name[i])) && !isLetter(rune(name[i])); i++ {
-			b.WriteByte(name[i])
-		}
-	}
-	return b.String()
-}
-
-func isDigit(r rune) bool  { return r >= '0' && r <= '9' }
-func isLetter(r rune) bool { return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' }
-func isHex(r rune) bool    { return isDigit(r) || r >= 'a' && r <= 'f' || r >= 'A' && r <= 'F' }
 
 // Folds is the set of patterns whose names have one path together.
 type Folds map[string]struct{}
@@ -71,7 +28,7 @@ func (f Folds) Name(name string) string {
 	if len(f) == 0 {
 		return name
 	}
-	p := Pattern(name)
+	p := numbered.Pattern(name)
 	if _, ok := f[p]; ok {
 		return p
 	}
@@ -109,7 +66,7 @@ func NewNumbered(folds Folds) *Numbered {
 
 // Add adds a name. It returns the pattern of the name if this folds now, else "".
 func (n *Numbered) Add(name string) (folded string) {
-	p := Pattern(name)
+	p := numbered.Pattern(name)
 	if _, ok := n.folds[p]; ok || p == name || n.size >= maxNumberedNames || n.bytes >= maxNumberedBytes {
 		return ""
 	}
@@ -138,8 +95,8 @@ func (n *Numbered) Add(name string) (folded string) {
 func (n *Numbered) Folds() Folds { return n.folds }
 
 func limit(pattern string) int {
-	if counted.MatchString(pattern) {
+	if numbered.Counts(pattern) {
 		return 1
 	}
-	return MaxNumbered
+	return numbered.Max
 }

@@ -8,30 +8,9 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
-)
 
-func TestPattern(t *testing.T) {
-	for name, want := range map[string]string{
-		"":                 "",
-		"forward":          "forward",
-		"step 12":          "step *",
-		"12":               "*",
-		"12 34":            "* *",
-		"ProfilerStep#3":   "ProfilerStep#*",
-		"iteration_0042":   "iteration_*",
-		"epoch 3/batch 17": "epoch */batch *",
-		"layers.0.attn":    "layers.*.attn",
-		"conv2d":           "conv*d",
-		"fc1":              "fc*",
-		"decode":           "decode",
-		"é7é":              "é*é",
-		"request 3fa85f64-5717-4562-b3fc-2c963f66afa6": "request *-*-*-*-*",
-		"1.5e3": "*.*e*",
-	} {
-		assert.Equal(t, want, Pattern(name), name)
-		assert.Equal(t, want, Pattern(want), want)
-	}
-}
+	"github.com/gpuflight/gpuflight/internal/numbered"
+)
 
 func TestNumbered(t *testing.T) {
 	n := NewNumbered(Folds{"old *": {}})
@@ -42,7 +21,7 @@ func TestNumbered(t *testing.T) {
 	assert.Equal(t, "step 1", n.Folds().Name("step 1"))
 	assert.Equal(t, "step *", n.Add("step 2"))
 	assert.Empty(t, n.Add("step 3"))
-	for i := range MaxNumbered {
+	for i := range numbered.Max {
 		assert.Empty(t, n.Add(fmt.Sprintf("layer.%d", i)))
 		assert.Empty(t, n.Add(fmt.Sprintf("batch_norm_%d", i)))
 	}

@@ -50,8 +50,8 @@ import (
 //  3. the one name Place.ScopeName, if it is not "";
 //  4. the root.
 //
-// Names that differ only in their numbers fold: if more than a limit have the same [Pattern], the paths
-// have the pattern in the place of all of them. The limit is MaxNumbered, and 1 for numbers of steps,
+// Names that differ only in their numbers fold: if more than a limit have the same [numbered.Pattern], the
+// paths have the pattern in the place of all of them. The limit is [numbered.Max], and 1 for numbers of steps,
 // iterations, batches and epochs. The names of all spans count, except sessions and deep windows, and for
 // each operation those of its ScopePath, or its ScopeName if that is "". Of more than 250,000 different
 // names, a store need not count all. Rows have exact names.

@@ -181,8 +181,9 @@ def check(args, name, files, output, offset, cause):
     if "min_ns" not in clock or not clock["min_ns"] <= offset <= clock["max_ns"]:
         problems.append(f"the offset {offset} is not in {clock}")
     delay, least, late = sum(delays), ranks[1]["late_at_least_ns"] / 1e6, ranks[1]["late_ns"] / 1e6
-    # The rank is also late a little in other steps.
-    if not 0.8 * delay <= least <= late <= 2 * delay:
+    # The rank is also late in steps without a delay, up to 1.38 times in all: it empties its queue, so its device waits
+    # for launches. The factor of 2 is for slower hosts.
+    if not 0.95 * delay <= least <= late <= 2 * delay:
         problems.append(f"late by {late:.1f} ms, of it certain {least:.1f} ms, the delays are {delay:.1f} ms")
     found = (ranks[1].get("cause") or {}).get("kind", "none")
     # A rank with gloo waits with a copy to the host, so more kernels can appear as a wait.

@@ -21,6 +21,7 @@ import (
 	"go.opentelemetry.io/collector/pdata/ptrace"
 
 	"github.com/gpuflight/gpuflight/internal/analysis"
+	"github.com/gpuflight/gpuflight/internal/analysis/ranks"
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/rows"
@@ -97,12 +98,50 @@ func overlapping(t *testing.T) session {
 	return s.find(t)
 }
 
-// waits says whether the host waited for a stream.
-func waits(t *testing.T, s session) bool {
+// waits says whether the host waited for a stream, and whether a stream had to wait for an event.
+func waits(t *testing.T, s session) (host, stream bool) {
 	t.Helper()
 	page, err := s.store.Ops(t.Context(), store.OpQuery{Session: s.id, Operations: []store.Operation{store.OpSync}, Limit: 20_000})
 	require.NoError(t, err)
-	return slices.ContainsFunc(page.Rows, func(o store.OpRow) bool { return o.LaneRef.Stream.OK && o.EndNs > o.StartNs })
+	for i := range page.Rows {
+		if o := &page.Rows[i]; o.LaneRef.Stream.OK && o.EndNs > o.StartNs {
+			isStream := o.ShapeRef.Name == "cudaStreamWaitEvent"
+			host, stream = host || !isStream, stream || isStream
+		}
+	}
+	return host, stream
+}
+
+// export writes a Chrome trace of a session, on request without waits, and returns its path.
+func export(t *testing.T, s session, dir string, waits bool) string {
+	t.Helper()
+	var b bytes.Buffer
+	require.NoError(t, traceexport.Chrome(t.Context(), s.store, traceexport.Query{Session: s.id}, &b))
+	if !waits {
+		var trace map[string]any
+		d := json.NewDecoder(&b)
+		d.UseNumber() // times keep all their digits
+		require.NoError(t, d.Decode(&trace))
+		trace["traceEvents"] = slices.DeleteFunc(trace["traceEvents"].([]any), func(e any) bool { return e.(map[string]any)["cat"] == "cuda_sync" })
+		text, err := json.Marshal(trace)
+		require.NoError(t, err)
+		b = *bytes.NewBuffer(text)
+	}
+	path := filepath.Join(dir, fmt.Sprintf("%s-%t.json", s.name, waits))
+	require.NoError(t, os.WriteFile(path, b.Bytes(), 0o600))
+	return path
+}
+
+// theirs returns what HTA says of traces, of ranks that share an argument together.
+func theirs(t *testing.T, python string, args []string) (list [][5]*float64) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), python, append([]string{"breakdown.py"}, args...)...)
+	var problems bytes.Buffer
+	cmd.Stderr = &problems
+	out, err := cmd.Output()
+	require.NoError(t, err, "%s", problems.String())
+	require.NoError(t, json.Unmarshal(out, &list), "%s", out)
+	return list
 }
 
 // TestHTA compares idle time, compute time and overlap. docs/internals/hta.md explains what is not compared.
@@ -119,24 +158,37 @@ func TestHTA(t *testing.T) {
 			sessions = append(sessions, recorded(t, path))
 		}
 	}
-	dir := t.TempDir()
-	args := []string{"breakdown.py"}
-	for _, s := range sessions {
-		path := filepath.Join(dir, s.name+".json")
-		f, err := os.Create(path)
+	first := len(sessions) // of the ranks of a run
+	paths, err := filepath.Glob("../gpu/ranks/recordings/*.gz")
+	require.NoError(t, err)
+	require.Len(t, paths, 2)
+	var run []ranks.Input
+	for _, path := range paths {
+		s := recorded(t, path)
+		sessions = append(sessions, s)
+		info, err := s.store.Session(t.Context(), "", s.id)
 		require.NoError(t, err)
-		require.NoError(t, traceexport.Chrome(t.Context(), s.store, traceexport.Query{Session: s.id}, f))
-		require.NoError(t, f.Close())
-		args = append(args, path)
+		run = append(run, ranks.FromSession(s.store, &info))
 	}
-	cmd := exec.CommandContext(t.Context(), python, args...)
-	var problems bytes.Buffer
-	cmd.Stderr = &problems
-	out, err := cmd.Output()
-	require.NoError(t, err, "%s", problems.String())
-	var theirs [][5]*float64
-	require.NoError(t, json.Unmarshal(out, &theirs), "%s", out)
-	require.Len(t, theirs, len(sessions))
+	together, err := ranks.Run(t.Context(), run, ranks.Options{})
+	require.NoError(t, err)
+	require.Len(t, together.Ranks, 2)
+
+	dir := t.TempDir()
+	var args [2][]string
+	for i, s := range sessions {
+		for j := range args {
+			path := export(t, s, dir, j == 0)
+			if i > first {
+				args[j][first] += "," + path
+			} else {
+				args[j] = append(args[j], path)
+			}
+		}
+	}
+	whole, bare := theirs(t, python, args[0]), theirs(t, python, args[1])
+	require.Len(t, whole, len(sessions))
+	require.Len(t, bare, len(sessions))
 	for i, s := range sessions {
 		t.Run(s.name, func(t *testing.T) {
 			r, err := analysis.Run(t.Context(), analysis.FromReader(s.store, "", s.id), analysis.Options{From: s.from, To: s.to})
@@ -145,20 +197,29 @@ func TestHTA(t *testing.T) {
 			d := &r.Devices[0]
 			ours := []int64{d.IdleNs, d.ComputeNs, d.CommunicationNs + d.CopyNs, d.WallNs}
 			line := s.name
-			waits := waits(t, s)
+			hostWaits, streamWaits := waits(t, s)
 			for j, name := range []string{"idle", "compute", "other", "total"} {
-				line += fmt.Sprintf(" | %.3f %.3f", float64(ours[j])/1000, *theirs[i][j])
-				if waits && name != "compute" {
-					continue // their device works during waits of the host for a stream
-				}
+				line += fmt.Sprintf(" | %.3f %.3f", float64(ours[j])/1000, *whole[i][j])
 				// Their µs since the start of the session are floating point numbers.
-				assert.InDelta(t, float64(ours[j])/1000, *theirs[i][j], 0.001*float64(1+r.Operations)/1000+0.01, name)
+				delta := 0.001*float64(1+r.Operations)/1000 + 0.01
+				assert.InDelta(t, float64(ours[j])/1000, *bare[i][j], delta, "%s without waits", name)
+				if streamWaits || hostWaits && name != "compute" {
+					continue // their device works during waits, and waits of streams are compute time
+				}
+				assert.InDelta(t, float64(ours[j])/1000, *whole[i][j], delta, name)
 			}
 			if d.CommunicationTotalNs > 0 {
 				overlap := 100 * float64(d.CommunicationTotalNs-d.CommunicationNs) / float64(d.CommunicationTotalNs)
-				require.NotNil(t, theirs[i][4])
-				line += fmt.Sprintf(" | %.2f %% %.2f %%", overlap, *theirs[i][4])
-				assert.InDelta(t, math.Round(overlap*100)/100, *theirs[i][4], 0.011)
+				require.NotNil(t, bare[i][4])
+				line += fmt.Sprintf(" | %.2f %% %.2f %%", overlap, *whole[i][4])
+				assert.InDelta(t, math.Round(overlap*100)/100, *bare[i][4], 0.011)
+				if !streamWaits {
+					assert.InDelta(t, math.Round(overlap*100)/100, *whole[i][4], 0.011)
+				}
+			}
+			if i >= first {
+				x := &together.Ranks[i-first]
+				assert.Equal(t, []int64{d.CommunicationTotalNs, d.CommunicationNs}, []int64{x.CommunicationNs, x.ExposedNs})
 			}
 			t.Log(line)
 		})

@@ -55,6 +55,8 @@ describe("live session", () => {
     const page = await open("/");
     await page.getByRole("heading", { name: "There is no session yet" }).waitFor();
     assert.deepEqual(await serious(page), []);
+    // Its default endpoint is the one of config/local.yaml for OTLP over HTTP.
+    assert.equal(await page.locator("pre").first().innerText(), "gpuflight trace -- python train.py");
     await send(step(0));
     await page.getByRole("link", { name: "live demo" }).waitFor();
     await page.getByRole("row").filter({ hasText: "live demo" }).getByText("live", { exact: true }).waitFor();
@@ -285,7 +287,7 @@ describe("ranks", () => {
     await send(rank(0));
     await send(rank(1));
     const page = await open("/?run=run+7");
-    await page.getByRole("link", { name: "ranks", exact: true }).first().click();
+    await page.getByRole("link", { name: "rank 0", exact: true }).first().click();
     const table = page.getByRole("table", { name: "Ranks" });
     await table.waitFor();
     const row = table.getByRole("row").filter({ hasText: "rank 1" });

@@ -10,7 +10,16 @@ const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", arg
 const api = async (path) => (await fetch(`${base}/api/v1${path}`)).json();
 const { sessions } = await api("/sessions");
 const largest = sessions.toSorted((a, b) => (b.operations.kernel ?? 0) - (a.operations.kernel ?? 0))[0];
-const measured = sessions.toSorted((a, b) => b.counts.points - a.counts.points)[0];
+// Every recording has points of the recorder. Only some have metrics of the device.
+const series = await Promise.all(
+  sessions.map((x) => api(`/sessions/${encodeURIComponent(x.id)}/series?source=session`)),
+);
+const measured =
+  sessions[
+    series
+      .map((x) => x.series.filter((y) => y.metric.startsWith("hw.")).length)
+      .reduce((m, n, i, all) => (n > all[m] ? i : m), 0)
+  ];
 const sampled = sessions.toSorted((a, b) => b.counts.samples - a.counts.samples)[0];
 const s = `/sessions/${encodeURIComponent(largest.id)}`;
 const { operations } = await api(`${s}/operations?operation=kernel&sort=duration&limit=20`);
@@ -70,9 +79,11 @@ for (const [name, path] of Object.entries(pages)) {
     await page.goto(base + path);
     await page.waitForLoadState("networkidle");
     if (name === "export") await prepare.export(page);
-    // A timeline says so while it loads.
-    await page.waitForFunction(() => !document.body.innerText.includes("loading…"));
     await page.waitForTimeout(1500);
+    // A timeline says so while it loads.
+    await page.waitForFunction(
+      () => !document.querySelector("[aria-busy='true']") && !document.body.innerText.includes("loading…"),
+    );
     const suffix = (theme === "light" ? "-light" : "") + (process.env.PHONE ? "-phone" : "");
     await page.screenshot({ path: `${folder}/ui-${name}${suffix}.png` });
     if (errors.length) console.log(name, theme, errors.slice(0, 3).join("\n"));

@@ -309,6 +309,27 @@ describe("inspector", () => {
     await close(page);
   });
 
+  test("has the longest kernels that a scope launched, wherever they start", async () => {
+    const page = await open(`${session}/timeline?sel=${hex(tiny)}&at=${9500 * us}`);
+    const inspector = page.getByLabel("Inspector");
+    await inspector.getByRole("heading", { name: "tiny" }).waitFor();
+    const launched = inspector
+      .locator("section")
+      .filter({ has: page.getByRole("heading", { name: "Longest kernels launched in it" }) });
+    assert.equal(await launched.count(), 0);
+    await visit(page, `${session}/timeline?sel=${hex(step)}&at=${2000 * us}`);
+    assert.deepEqual(await launched.locator("li").allInnerTexts(), [
+      "gemm_kernel\n1.00 ms",
+      "relu_kernel\n1.00 ms",
+      "softmax_kernel\n80.0 µs",
+      "softmax_kernel\n20.0 µs",
+      "softmax_kernel\n10.0 µs",
+    ]);
+    await launched.getByRole("link", { name: "relu_kernel" }).click();
+    await inspector.getByRole("heading", { name: "relu_kernel" }).waitFor();
+    await close(page);
+  });
+
   test("marks the launch in the distribution of its kernel", async () => {
     for (const [sel, at, ns] of [
       [softmax1, 5000, 10_000],
@@ -334,6 +355,9 @@ describe("inspector", () => {
       const { from, to } = bars[bucket];
       const middle = (mark[0].from + mark[0].to) / 2;
       assert.ok(from - 2 <= middle && middle <= to + 2, `${ns} ns: ${middle} in ${from} to ${to}`);
+      // The axis ends with the longest launch, and so does the last bar.
+      assert.ok(bars.at(-1).to > 339 && bars.at(-1).to <= 340, `the last bar ends at ${bars.at(-1).to}`);
+      if (ns === 80_000) assert.equal(mark[0].to, 340);
       await close(page);
     }
   });

@@ -73,6 +73,14 @@ type Comparison struct {
 	Scopes  []*Change `json:"scopes"`
 }
 
+// Answer is a [Comparison] as JSON, with the ids of both sessions, or the paths of recordings. openapi.yaml describes
+// it as Comparison.
+type Answer struct {
+	SessionA string `json:"session_a"`
+	SessionB string `json:"session_b"`
+	*Comparison
+}
+
 // Summary describes a session.
 type Summary struct {
 	Steps int64 `json:"steps"`

@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuflight/gpuflight/internal/numbered"
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/semconv"
 )
@@ -189,7 +190,7 @@ func (p *pair) numbered() {
 	}
 	at := int64(1e18)
 	var calls [][]*store.Batch
-	for i := range store.MaxNumbered + 2 {
+	for i := range numbered.Max + 2 {
 		at += 1000
 		part := *b
 		id := store.SpanID(1000 + i)
@@ -223,7 +224,7 @@ func (p *pair) numbered() {
 	}
 	for i, call := range calls {
 		p.write(call)
-		if i == 2*store.MaxNumbered-1 {
+		if i == 2*numbered.Max-1 {
 			p.compare()
 			require.Contains(p, names(), "block.7")
 		}

@@ -1278,7 +1278,17 @@ export interface components {
         Cause: "start_up" | "sync" | "allocator" | "copy_call" | "slow_launch" | "launch" | "host" | "queued" | "latency" | "nothing_queued" | "unknown";
         /** @description Nanoseconds by cause, without those that are 0 */
         CauseSums: {
-            [key: string]: number;
+            start_up?: components["schemas"]["Ns"];
+            sync?: components["schemas"]["Ns"];
+            allocator?: components["schemas"]["Ns"];
+            copy_call?: components["schemas"]["Ns"];
+            slow_launch?: components["schemas"]["Ns"];
+            launch?: components["schemas"]["Ns"];
+            host?: components["schemas"]["Ns"];
+            queued?: components["schemas"]["Ns"];
+            latency?: components["schemas"]["Ns"];
+            nothing_queued?: components["schemas"]["Ns"];
+            unknown?: components["schemas"]["Ns"];
         };
         Baselines: {
             baselines: {
@@ -1356,6 +1366,7 @@ export interface components {
             missing?: components["schemas"]["Missing"];
         };
         Comparison: {
+            /** @description Id of the session, or path of the recording that `gpuflight diff` read */
             session_a: string;
             session_b: string;
             a: components["schemas"]["CompareSide"];
@@ -1375,6 +1386,24 @@ export interface components {
             shapes: components["schemas"]["CompareRow"][];
             /** @description By path */
             scopes: components["schemas"]["CompareRow"][];
+        };
+        Diff: components["schemas"]["Comparison"] & {
+            /** @description Limit of --fail-over as a share, absent without it */
+            fail_over?: number;
+            /** @description Steps, kernels and scopes above the limit, absent without it */
+            regressions?: components["schemas"]["Regression"][];
+        };
+        Regression: {
+            /** @enum {string} */
+            kind: "step" | "kernel" | "scope";
+            name: string;
+            /** @description Of a kernel, unless it is the sum of several shapes */
+            grid?: number[];
+            block?: number[];
+            /** @description Of a scope */
+            path?: string[];
+            /** @description How much slower as a share */
+            relative: number;
         };
         /**
          * @description What limits the device or the step
@@ -1643,16 +1672,204 @@ export interface components {
                 spans_left_out: components["schemas"]["Count"];
                 spans_unsampled: components["schemas"]["Count"];
             };
-            /** @description Deep windows; see docs/deep-profiling.md */
-            windows?: {
-                [key: string]: unknown;
-            };
-            /** @description What was measured inside kernels; see docs/deep-profiling.md */
-            inside?: {
-                [key: string]: unknown;
-            };
+            /** @description Absent without deep windows */
+            windows?: components["schemas"]["ReportWindows"];
+            /** @description What was measured inside kernels; absent if nothing was */
+            inside?: components["schemas"]["ReportInside"];
             /** @description One of each session */
             analyses?: components["schemas"]["ReportAnalysis"][];
+        };
+        /** @description Deep windows. docs/deep-profiling.md explains them */
+        ReportWindows: components["schemas"]["WindowFigures"] & {
+            /** @description Windows in which an engine ran */
+            collected: components["schemas"]["Count"];
+            /** @description The other windows */
+            without_figures: components["schemas"]["Count"];
+            /** @description There are more than 20,000 windows, which are in no sum; absent if not */
+            more?: boolean;
+            /** @description Functions whose instructions have no text */
+            functions_without_sass: components["schemas"]["Unsigned"];
+            /** @description Stall reasons and metrics that a device does not know; absent if none */
+            missing?: string[];
+            /** @description By start, at most --top */
+            list: components["schemas"]["ReportWindow"][];
+        };
+        ReportWindow: components["schemas"]["WindowFigures"] & {
+            /**
+             * Format: int64
+             * @description Number of the window in its process, from 1
+             */
+            id: number;
+            /**
+             * Format: int64
+             * @description Process; absent if unknown
+             */
+            pid?: number;
+            /** @description Engines that ran; absent if none */
+            engines?: string[];
+            /** @description Who asked for it: call, signal, socket, schedule or rule */
+            cause?: string;
+            /** @description The same in words, such as the rule that was met */
+            why?: string;
+            /** @description collected, or why there are no figures. docs/deep-profiling.md lists them */
+            status: string;
+            /** @description The same in a sentence */
+            message?: string;
+            /** @description Why it closed: time, asked, limit, exit or failure */
+            closed?: string;
+            /** Format: int64 */
+            start_unix_nano: number;
+            /** @description Length of the window */
+            seconds: number;
+        };
+        /** @description Figures of a window, or the sums of all windows */
+        WindowFigures: {
+            /** @description Time in which nothing else was recorded */
+            paused_seconds: number;
+            /** @description Samples that the hardware took; of SASS metrics alone, figures that instructions counted */
+            samples: components["schemas"]["Unsigned"];
+            /** @description Samples without a record */
+            lost: components["schemas"]["Unsigned"];
+            /** @description Of lost those that the hardware lost */
+            samples_dropped: components["schemas"]["Unsigned"];
+            /** @description Of lost those of code that CUPTI does not show */
+            samples_non_user: components["schemas"]["Unsigned"];
+            /** @description How often the buffer of the hardware was full */
+            hardware_full: components["schemas"]["Unsigned"];
+            /** @description Records with a place in the code */
+            rows: components["schemas"]["Unsigned"];
+            /** @description Rows that were added to others because of a limit */
+            rows_other: components["schemas"]["Unsigned"];
+            /** @description Rows that are in no record because of a limit */
+            rows_lost: components["schemas"]["Unsigned"];
+            /** @description Rows without a source line */
+            rows_unresolved: components["schemas"]["Unsigned"];
+            /** @description Rows without the text of the instruction */
+            rows_without_sass: components["schemas"]["Unsigned"];
+            /** @description CUDA contexts that were not sampled */
+            contexts_skipped: components["schemas"]["Unsigned"];
+            /** @description CUDA contexts that ended before they were read */
+            contexts_lost: components["schemas"]["Unsigned"];
+            /** @description Calls of the program that had to wait */
+            calls_held: components["schemas"]["Unsigned"];
+            /** @description Of these those that did not wait until the end */
+            calls_released: components["schemas"]["Unsigned"];
+            /** @description Longest wait of a call */
+            longest_hold_seconds: number;
+        };
+        /** @description What samples and SASS metrics say of kernels. docs/deep-profiling.md explains it */
+        ReportInside: {
+            /** @description All, also those in left_out */
+            samples: components["schemas"]["Unsigned"];
+            /** @description Number of functions */
+            functions: components["schemas"]["Count"];
+            /** @description Number of instructions or lines */
+            places: components["schemas"]["Count"];
+            /** @description Records that exceeded a limit, absent if 0 */
+            left_out: {
+                /** @description Samples and counters of functions above the limit, which are in the function _other */
+                functions?: components["schemas"]["Unsigned"];
+                /** @description Samples and counters that are in the sums of their function only */
+                places?: components["schemas"]["Unsigned"];
+                /** @description Samples and places with the reason or file _other, and counters that are in no metric */
+                names?: components["schemas"]["Unsigned"];
+                /** @description Lines of listings that are invalid or exceeded the limit */
+                instructions?: components["schemas"]["Unsigned"];
+                /** @description Sums above 2^64-1, which are 2^64-1 */
+                saturated?: components["schemas"]["Unsigned"];
+            };
+            /** @description Records without a value */
+            unread_records: components["schemas"]["Unsigned"];
+            /** @description The most samples first, at most --functions */
+            by_function: components["schemas"]["ReportFunction"][];
+            /** @description Functions that are not listed */
+            more_functions: components["schemas"]["Count"];
+        };
+        ReportFunction: components["schemas"]["InsideCounts"] & {
+            /** @description Empty if unknown, _other for functions above the limit */
+            name: string;
+            samples: components["schemas"]["Unsigned"];
+            /** @description Part of the samples of all functions */
+            share: number;
+            /** @description States of the sampled warps, the most samples first. They sum to samples */
+            reasons?: components["schemas"]["ReportReason"][];
+            /** @description Sums of all counters by name */
+            metrics?: {
+                name: string;
+                value: components["schemas"]["Unsigned"];
+            }[];
+            /** @description Source lines with the most samples, at most --lines. Where no line is known, each instruction is one */
+            lines?: components["schemas"]["ReportLine"][];
+            /** @description Those with the most idle lanes */
+            divergent?: components["schemas"]["ReportLine"][];
+            /** @description Those with the most sectors above the ideal */
+            uncoalesced?: components["schemas"]["ReportLine"][];
+            /** @description Omitted lines, absent if 0 */
+            more_lines?: components["schemas"]["Count"];
+            more_divergent?: components["schemas"]["Count"];
+            more_uncoalesced?: components["schemas"]["Count"];
+        };
+        ReportLine: components["schemas"]["InsideCounts"] & {
+            /** @description Absent if unknown */
+            file?: string;
+            /**
+             * Format: int64
+             * @description Absent if unknown
+             */
+            line?: number;
+            samples: components["schemas"]["Unsigned"];
+            /** @description Part of the samples of the function */
+            share: number;
+            reasons?: components["schemas"]["ReportReason"][];
+            /**
+             * Format: int64
+             * @description Offset in bytes of the worst instruction, absent if unknown
+             */
+            pc?: number;
+            /** @description Its text */
+            sass?: string;
+            /** @description Measured instructions of the line */
+            instructions: components["schemas"]["Count"];
+        };
+        ReportReason: {
+            /** @description Stall reason of CUPTI */
+            name: string;
+            samples: components["schemas"]["Unsigned"];
+            /** @description Part of the samples of the function or line */
+            share: number;
+            /** @description Samples in whose cycle the scheduler issued nothing */
+            not_issued: components["schemas"]["Unsigned"];
+        };
+        /** @description Sums of counters, of instructions for which both counters of a quotient exist. What was not counted is absent. docs/deep-profiling.md has the formulas */
+        InsideCounts: {
+            warp_instructions?: components["schemas"]["Unsigned"];
+            thread_instructions?: components["schemas"]["Unsigned"];
+            /** @description Those with a true predicate */
+            thread_instructions_on?: components["schemas"]["Unsigned"];
+            /** @description Warp instructions for which these are known */
+            warp_instructions_with_on?: components["schemas"]["Unsigned"];
+            /** @description Accessed sectors of global memory of 32 bytes */
+            sectors?: components["schemas"]["Unsigned"];
+            /** @description The least for the same bytes */
+            sectors_ideal?: components["schemas"]["Unsigned"];
+            /** @description Executions of instructions with known sectors */
+            requests?: components["schemas"]["Unsigned"];
+            /** @description Their sectors */
+            request_sectors?: components["schemas"]["Unsigned"];
+            /** @description Executions of instructions with a known ideal */
+            ideal_requests?: components["schemas"]["Unsigned"];
+            /** @description Their ideal */
+            request_ideal?: components["schemas"]["Unsigned"];
+            /** @description thread_instructions / warp_instructions, at most 32 */
+            lanes?: number;
+            /** @description thread_instructions_on / warp_instructions_with_on, at most 32 */
+            lanes_on?: number;
+            /** @description request_sectors / requests */
+            sectors_per_request?: number;
+            /** @description request_ideal / ideal_requests */
+            ideal_sectors_per_request?: number;
+            /** @description sectors / sectors_ideal */
+            times_ideal?: number;
         };
         ReportSum: {
             /** @description Absent for sets, `_other` for the sum of those that are not listed */

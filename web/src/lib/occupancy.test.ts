@@ -13,7 +13,13 @@ describe("occupancy", () => {
     });
     expect(o.sentences).toEqual([
       "The limit is registers and shared memory. A multiprocessor holds 4 blocks, which are 32 warps.",
-      "The grid fills only 0.25 waves: some multiprocessors have no block.",
+      "The grid fills 25 % of a wave: multiprocessors hold fewer blocks than they can.",
+    ]);
+  });
+  it("says that multiprocessors have no block if the grid has fewer blocks than the device multiprocessors", () => {
+    const grid = { "cuda.occupancy.active_blocks_per_sm": 8, "cuda.occupancy.waves": 1 / (132 * 8) };
+    expect(occupancy(grid).sentences).toEqual([
+      "The grid fills less than 0.1 % of a wave: some multiprocessors have no block.",
     ]);
   });
   it("is silent without data", () => {

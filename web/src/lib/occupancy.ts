@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
+import { percent, significant } from "./format";
+
 /** Occupancy in words, from the attributes of a shape. */
 
 type Attributes = Record<string, unknown>;
@@ -45,9 +47,15 @@ export function occupancy(a: Attributes): Occupancy {
     );
   }
   if (waves !== undefined && waves < 1) {
-    sentences.push(`The grid fills only ${waves.toFixed(2)} waves: some multiprocessors have no block.`);
+    const held =
+      blocks === undefined
+        ? ""
+        : waves * blocks < 1
+          ? ": some multiprocessors have no block"
+          : ": multiprocessors hold fewer blocks than they can";
+    sentences.push(`The grid fills ${percent(waves).replace("<", "less than")} of a wave${held}.`);
   } else if (waves !== undefined && waves % 1 > 0 && waves % 1 < 0.5 && waves < 4) {
-    sentences.push(`The grid needs ${waves.toFixed(2)} waves: the last one is mostly empty.`);
+    sentences.push(`The grid needs ${significant(waves)} waves: the last one is mostly empty.`);
   }
   return { theoretical, gridFill, waves, limiters, sentences };
 }

@@ -10,8 +10,9 @@ export function Histogram(props: { buckets: readonly Schemas["Bucket"][]; max: n
   const last = buckets.at(-1);
   if (!first || !last) return null;
   const lo = Math.log(Math.max(first.from_ns, 1));
-  const hi = Math.log(Math.max(last.to_ns + 1, 2));
-  const span = Math.max(hi - lo, 0.05);
+  // The last bucket ends at the longest launch, so that a mark is where the axis says.
+  const end = (ns: number) => Math.min(ns, max) + 1;
+  const span = Math.log(Math.max(end(last.to_ns), 2)) - lo || 1;
   const top = buckets.reduce((n, b) => Math.max(n, b.count), 1);
   const x = (ns: number) => ((Math.log(Math.max(ns, 1)) - lo) / span) * 340;
   const total = buckets.reduce((n, b) => n + b.count, 0);
@@ -30,7 +31,7 @@ export function Histogram(props: { buckets: readonly Schemas["Bucket"][]; max: n
             key={b.from_ns}
             x={x(b.from_ns)}
             y={66 - h}
-            width={Math.max(x(b.to_ns + 1) - x(b.from_ns) - 0.6, 1.2)}
+            width={Math.max(x(end(b.to_ns)) - x(b.from_ns) - 0.6, 1.2)}
             height={h}
             fill="var(--bar)"
           >

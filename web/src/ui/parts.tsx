@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 import { Link } from "@tanstack/react-router";
 import { type ReactNode, useEffect, useRef, useState } from "react";
-import { css, sliceColor } from "../lib/color";
+import { css, scopeColor, sliceColor } from "../lib/color";
 import { useDark } from "./theme";
 import s from "./ui.module.css";
 
@@ -55,10 +55,10 @@ export const Bar = ({ share }: { share: number }) => (
   </span>
 );
 
-/** Swatch is the colour of a name in the timeline. */
-export function Swatch({ name }: { name: string }) {
-  const dark = useDark();
-  return <span className={s.swatch} style={{ background: css(sliceColor(name, dark)) }} aria-hidden="true" />;
+/** Swatch is the colour of a name in the timeline: of an operation, or of a scope. */
+export function Swatch({ name, scope }: { name: string; scope?: boolean }) {
+  const color = (scope ? scopeColor : sliceColor)(name, useDark());
+  return <span className={s.swatch} style={{ background: css(color) }} aria-hidden="true" />;
 }
 
 /** SearchBox reports its text after a pause. The key "/" moves the focus to it, unless it is the second one. */

@@ -151,7 +151,7 @@ function FunctionView({ f, texts, path }: { f: Fn; texts: readonly Schemas["Text
         {stalls.length > 0 && (
           <div className={c.reason}>
             {stalls.map(([name, n]) => [
-              <span key={name}>{name.replaceAll("_", " ")}</span>,
+              <span key={name}>{name.replace(/_not_issued$/, ", of these not issued").replaceAll("_", " ")}</span>,
               <Bar key={`${name}b`} share={n / most} />,
               <span key={`${name}n`}>{rowsLink(n, name)}</span>,
             ])}
@@ -170,7 +170,9 @@ function FunctionView({ f, texts, path }: { f: Fn; texts: readonly Schemas["Text
             <tbody>
               {metrics.map(([name, n]) => (
                 <tr key={name}>
-                  <td className={ui.mono}>{name}</td>
+                  <td className={ui.mono} style={{ overflowWrap: "anywhere" }}>
+                    {name}
+                  </td>
                   <td className={ui.right}>{rowsLink(n, name)}</td>
                 </tr>
               ))}

@@ -166,7 +166,7 @@ function Gain({ f, a }: { f: Schemas["Finding"]; a: Analysis }) {
   const search = useSearch({ from: "/sessions/$session/findings" });
   const ns = f.gain_at_most_ns;
   const device = a.devices.find((d) => d.id === f.device);
-  if (device?.active.idle_by_cause_ns[f.kind] === ns)
+  if (device?.active.idle_by_cause_ns[f.kind as Schemas["Cause"]] === ns)
     return <CauseTime a={a} cause={f.kind} device={f.device} ns={ns} />;
   const part = { communication: "communication", exposed_copy: "copy", pageable_copy: "copy" } as const;
   const name = part[f.kind as keyof typeof part];
@@ -260,7 +260,7 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
     .map((c) => ({ ...c, ns: p.idle_by_cause_ns[c.cause] ?? 0 }))
     .filter((c) => c.ns > 0)
     .sort((x, y) => y.ns - x.ns);
-  const longest = (cause: string) =>
+  const longest = (cause: Schemas["Cause"]) =>
     d.gaps
       .filter((g) => g.start >= d.start && (g.idle_by_cause_ns[cause] ?? 0) > 0)
       .sort((x, y) => (y.idle_by_cause_ns[cause] ?? 0) - (x.idle_by_cause_ns[cause] ?? 0))

@@ -3,7 +3,7 @@ import { Link } from "@tanstack/react-router";
 import type { ReactNode } from "react";
 import type { Schemas } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
-import { bytes, count, dims, duration, exactDuration, offset, percent, plural } from "../lib/format";
+import { bytes, count, dims, duration, exactDuration, offset, percent, plural, significant } from "../lib/format";
 import { occupancy } from "../lib/occupancy";
 import { around, rounded, type View } from "../lib/scale";
 import { Histogram } from "../ui/Histogram";
@@ -51,11 +51,13 @@ function Detail({ d, close }: { d: Schemas["Detail"]; close: () => void }) {
 function Head({
   name,
   kind,
+  scope,
   close,
   children,
 }: {
   name: string;
   kind: string;
+  scope?: boolean;
   close: () => void;
   children?: ReactNode;
 }) {
@@ -70,7 +72,7 @@ function Head({
         </button>
       </div>
       <h2>
-        <Swatch name={name} />
+        <Swatch name={name} scope={scope} />
         {name}
       </h2>
     </section>
@@ -193,7 +195,7 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
               {bytes(shape.local_memory)} per thread{shape.local_memory > 0 ? ": register spills or local arrays" : ""}
             </Fact>
           )}
-          {occ.waves !== undefined && <Fact name="waves">{occ.waves.toFixed(2)}</Fact>}
+          {occ.waves !== undefined && <Fact name="waves">{significant(occ.waves)}</Fact>}
           {op.bytes !== undefined && <Fact name="size">{bytes(op.bytes)}</Fact>}
           {op.bytes !== undefined && op.duration_ns > 0 && op.operation === "memcpy" && (
             <Fact name="throughput">{bytes((op.bytes / op.duration_ns) * 1e9)}/s</Fact>
@@ -348,7 +350,7 @@ function Neighbour({
 }
 
 function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"]; close: () => void }) {
-  const { id, base } = useSession();
+  const { id, base, overview } = useSession();
   const inside = useGet(
     "/sessions/{session}/kernels",
     { session: id },
@@ -364,6 +366,13 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
     { enabled: s.path !== undefined && s.path !== 0 },
   );
   const own = sums.data?.instances.find((i) => i.span === s.span);
+  // With asynchronous launches, most of them start after the scope ends.
+  const launched = useGet(
+    "/sessions/{session}/operations",
+    { session: id },
+    { base, parent: s.span, below: true, operation: "kernel", sort: "duration", limit: 8 },
+    { enabled: own !== undefined && own.kernels > 0 },
+  );
   const rows = (made: Made, value: number, search: Record<string, unknown>) => (
     <Link
       to="/sessions/$session/launches"
@@ -376,7 +385,7 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
   );
   return (
     <>
-      <Head name={s.name} kind={s.operation ?? s.kind} close={close}>
+      <Head name={s.name} kind={s.operation ?? s.kind} scope close={close}>
         {s.status === "error" && <Badge tone="bad">error</Badge>}
       </Head>
       <section>
@@ -438,8 +447,37 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
         )}
       </section>
       <CriticalPath subject={{ span: s.span, at: s.start }} />
+      {launched.data && (
+        <section>
+          <h3>Longest kernels launched in it</h3>
+          <ul className={t.chain}>
+            {launched.data.operations.map((op) => (
+              <li key={op.span}>
+                <span className={ui.name}>
+                  <Swatch name={op.name} />
+                  <Link
+                    to="/sessions/$session/timeline"
+                    params={params}
+                    search={
+                      toSpan(op.span, op.start, op.duration_ns, {
+                        from: 0,
+                        to: overview.session.duration_ns,
+                      }) as never
+                    }
+                  >
+                    {op.name}
+                  </Link>
+                </span>
+                <span className={ui.muted} title={exactDuration(op.duration_ns)}>
+                  {duration(op.duration_ns)}
+                </span>
+              </li>
+            ))}
+          </ul>
+        </section>
+      )}
       <section>
-        <h3>Kernels that start in this interval</h3>
+        <h3>All kernels that start in this interval</h3>
         <KernelList groups={inside.data} from={s.start} to={s.start + s.duration_ns + 1} />
       </section>
       <Chain d={d} />
@@ -484,7 +522,7 @@ function KernelList({ groups, from, to }: { groups: Schemas["Kernels"] | undefin
         ))}
       </ul>
       <Link to="/sessions/$session/kernels" params={{ session: id }} search={window as never}>
-        All {plural(groups.total.groups, "kernel")}, {plural(groups.total.count, "launch")}
+        {plural(groups.total.groups, "kernel")}, {plural(groups.total.count, "launch")} in all
       </Link>
     </>
   );

@@ -111,6 +111,7 @@ export function Scopes() {
                       <button
                         type="button"
                         className={ui.icon}
+                        style={{ width: 22 }}
                         aria-expanded={!closed.has(n.path)}
                         aria-label={`${closed.has(n.path) ? "Open" : "Close"} ${n.name}`}
                         onClick={() => {

@@ -100,8 +100,12 @@ export function Sessions() {
               <th scope="col" className={`${ui.right} ${ui.wide}`}>
                 Copies
               </th>
-              <th scope="col" className={`${ui.right} ${ui.wide}`}>
-                Samples
+              <th
+                scope="col"
+                className={`${ui.right} ${ui.wide}`}
+                title="Samples and counters of deep-profiling windows"
+              >
+                Deep data
               </th>
               <th scope="col" className={ui.wide}>
                 Host · run
@@ -153,7 +157,6 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
           {!s.live && !s.ended && (
             <Badge title="The recording has no end. The process was killed, or its last data is missing.">no end</Badge>
           )}
-          {s.rank !== undefined && <Badge>rank {s.rank}</Badge>}
         </div>
         <div className={ui.row}>
           {s.service && (
@@ -235,7 +238,7 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
               <>
                 {" · "}
                 <Link to="/ranks" search={{ run: s.run } as never} title="Which rank of the run the others waited for">
-                  ranks
+                  rank {s.rank}
                 </Link>
               </>
             )}
@@ -272,7 +275,6 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
 }
 
 const record = "gpuflight trace -- python train.py";
-const env = "OTEL_EXPORTER_OTLP_ENDPOINT=http://localhost:4317";
 
 /** FirstPage says how to get data. */
 function FirstPage() {
@@ -327,8 +329,8 @@ function FirstPage() {
         <section className={ui.card}>
           <h2>Record a program</h2>
           <p>The program stays unchanged. It needs an NVIDIA GPU.</p>
-          <pre className={ui.pre}>{`export ${env}\n${record}`}</pre>
-          <Copy text={`export ${env}\n${record}`} label="Copy" />
+          <pre className={ui.pre}>{record}</pre>
+          <Copy text={record} label="Copy" />
         </section>
         <section className={ui.card}>
           <h2>Read GPU Flight logs</h2>

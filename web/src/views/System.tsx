@@ -38,6 +38,7 @@ const label = (s: Series): string => {
       ([k]) => !["hw.id", "hw.type", "hw.name", "hw.vendor", "hw.model", "hw.parent", "cuda.device.index"].includes(k),
     )
     .map(([k, v]) => (typeof v === "string" ? v : `${k.split(".").at(-1)} ${v}`));
+  if (s.metric === "hw.gpu.io.throughput" && !rest.length) rest.push("both directions");
   return (
     [deviceLabel(s.attributes), ...rest].filter(Boolean).join(" · ") ||
     (s.metric.startsWith("system.") ? "host" : "value")
