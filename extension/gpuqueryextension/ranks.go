@@ -13,6 +13,9 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store"
 )
 
+// maxRunSessions is the number of sessions of a run among which the latest of each rank are found.
+const maxRunSessions = 1000
+
 // ranks answers which rank of a run the others waited for. It counts as an analysis.
 func (s *server) ranks(ctx context.Context, r *request) (any, error) {
 	run := r.text("run", 1000)
@@ -35,12 +38,14 @@ func (s *server) ranks(ctx context.Context, r *request) (any, error) {
 			sessions = append(sessions, info)
 		}
 	}
+	older := 0
 	if ids == nil {
-		var err error
-		sessions, err = s.store.Sessions(ctx, store.SessionQuery{Project: r.project, Run: run, Limit: ranks.MaxRanks + 1})
+		all, err := s.store.Sessions(ctx, store.SessionQuery{Project: r.project, Run: run, Limit: maxRunSessions})
 		if err != nil {
 			return nil, err
 		}
+		sessions = ranks.Latest(all)
+		older = len(all) - len(sessions)
 		if len(sessions) > ranks.MaxRanks {
 			return nil, &status{http.StatusBadRequest, fmt.Sprintf("the run has more than %d sessions: select some with the parameter sessions", ranks.MaxRanks)}
 		}
@@ -61,5 +66,9 @@ func (s *server) ranks(ctx context.Context, r *request) (any, error) {
 		return nil, err
 	}
 	defer end()
-	return ranks.Run(ctx, inputs, o)
+	result, err := ranks.Run(ctx, inputs, o)
+	if err == nil && older > 0 {
+		result.Problems = append(result.Problems, fmt.Sprintf("%d older sessions of the same ranks and run are left out.", older))
+	}
+	return result, err
 }

@@ -4,6 +4,7 @@ package gpuqueryextension
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"testing"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/gpuflight/gpuflight/internal/store/rows"
 	"github.com/gpuflight/gpuflight/internal/store/storetest"
 	"github.com/gpuflight/gpuflight/internal/testing/trainsim"
+	"github.com/gpuflight/gpuflight/semconv"
 )
 
 func TestRanks(t *testing.T) {
@@ -45,6 +47,19 @@ func TestRanks(t *testing.T) {
 		}](t, s, "/api/v1/sessions/"+sim.Session(p.Rank)+"/spans/"+string(text))
 		assert.Equal(t, p.Start, span.Operation.Start)
 	}
+
+	// An earlier run had the same id.
+	earlier := sim
+	earlier.Start, earlier.Slow = sim.Start-3_600_000_000_000, 0
+	for r, td := range earlier.Traces() {
+		td.ResourceSpans().At(0).Resource().Attributes().PutStr(semconv.ServiceInstanceID, fmt.Sprint("earlier-", r))
+		_, err := m.Write(context.Background(), d.Traces("", td))
+		require.NoError(t, err)
+	}
+	again := get[ranks.Result](t, s, "/api/v1/ranks?run=run+1&limit=7")
+	assert.Equal(t, []string{"3 older sessions of the same ranks and run are left out."}, again.Problems)
+	again.Problems = got.Problems
+	assert.Equal(t, got, again)
 
 	pair := get[ranks.Result](t, s, "/api/v1/ranks?sessions="+sim.Session(0)+","+sim.Session(2))
 	assert.Len(t, pair.Ranks, 2)

@@ -120,8 +120,8 @@ func regression(info *store.SessionInfo, baseline store.Baseline, c *compare.Com
 	return &store.Batch{Project: info.Project, Session: info.ID, Origins: []store.Origin{{}, origin}, Logs: []store.Log{log}}
 }
 
-// runKey identifies a run of several sessions.
-type runKey struct{ project, run string }
+// runKey identifies a run of several sessions. A later run can have the same id.
+type runKey struct{ project, run, newest string }
 
 // straggler is a rank that the others of a run waited for.
 type straggler struct {
@@ -132,13 +132,17 @@ type straggler struct {
 
 // compareRanks counts the delays of the ranks of a run if the session was the last of it that ended.
 func (b *backend) compareRanks(ctx context.Context, info *store.SessionInfo, of job) error {
-	run := runKey{info.Project, info.Run}
-	if info.Run == "" || slices.Contains(b.runs, run) {
+	if info.Run == "" {
 		return nil
 	}
-	sessions, err := b.Store.Sessions(ctx, store.SessionQuery{Project: info.Project, Run: info.Run, Limit: ranks.MaxRanks + 1})
+	sessions, err := b.Store.Sessions(ctx, store.SessionQuery{Project: info.Project, Run: info.Run, Limit: 2 * ranks.MaxRanks})
+	sessions = ranks.Latest(sessions)
 	if err != nil || len(sessions) < 2 || len(sessions) > ranks.MaxRanks {
 		return err
+	}
+	run := runKey{info.Project, info.Run, sessions[0].ID}
+	if slices.Contains(b.runs, run) {
+		return nil
 	}
 	var inputs []ranks.Input
 	for i := range sessions {

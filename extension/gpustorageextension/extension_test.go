@@ -381,12 +381,24 @@ func TestBackend_Stragglers(t *testing.T) {
 	assert.Equal(t, int64(2), rank.AsInt64())
 	require.Len(t, run, 1)
 	assert.Greater(t, run[0].Value, late[0].Value)
+	// A later run has the same id.
+	later := sim
+	later.Start += time.Hour.Nanoseconds()
+	for r, td := range later.Traces() {
+		td.ResourceSpans().At(0).Resource().Attributes().PutStr(semconv.ServiceInstanceID, fmt.Sprint("later-", r))
+		_, err := b.Write(t.Context(), d.Traces("", td))
+		require.NoError(t, err)
+	}
+	b.sealAll(t)
+	require.Eventually(t, func() bool { return sum("late_time")[0].Value > 1.9*late[0].Value }, time.Minute, 10*time.Millisecond)
+	late, run = sum("late_time"), sum("run_time")
+	assert.InEpsilon(t, 2*8*5e-3, late[0].Value, 0.03)
 	// A session that ends again does not count the run again.
 	b.stop() // the test does the analysis
 	b.done.Wait()
 	list, err := b.Sessions(t.Context(), store.SessionQuery{})
 	require.NoError(t, err)
-	require.Len(t, list, 3)
+	require.Len(t, list, 6)
 	b.keepParts(t.Context(), session{"", list[0].ID}, 1, true)
 	assert.InDelta(t, run[0].Value, sum("run_time")[0].Value, 1e-9)
 }

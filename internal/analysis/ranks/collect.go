@@ -33,6 +33,22 @@ func FromSession(r store.Reader, info *store.SessionInfo) Input {
 	}
 }
 
+// Latest returns the first session of each rank, and those without a rank. The list has the sessions of one run, the
+// newest first: a run with the id of an earlier one takes its place.
+func Latest(list []store.SessionInfo) (latest []store.SessionInfo) {
+	seen := map[string]bool{}
+	for i := range list {
+		if r := list[i].Rank; r != "" {
+			if seen[r] {
+				continue
+			}
+			seen[r] = true
+		}
+		latest = append(latest, list[i])
+	}
+	return latest
+}
+
 // number reads a rank or a number of ranks, -1 if it is unknown.
 func number(text string) int {
 	n, err := strconv.ParseInt(text, 10, 32)

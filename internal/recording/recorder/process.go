@@ -52,7 +52,8 @@ func DetectProcess(c *Config, language string) {
 	if language != "" {
 		add(gpuevent.Str(semconv.TelemetrySDKLanguage, language))
 	}
-	for _, a := range runAttributes(os.Getenv) {
+	host, _ := os.Hostname()
+	for _, a := range runAttributes(os.Getenv, host) {
 		add(a)
 	}
 }

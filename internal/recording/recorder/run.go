@@ -3,6 +3,7 @@
 package recorder
 
 import (
+	"net"
 	"strconv"
 
 	"github.com/gpuflight/gpuflight/internal/gpuevent"
@@ -29,10 +30,10 @@ var launchers = []struct {
 }
 
 // runAttributes returns the run's identifier, rank, local rank and size, as far as the launcher
-// states them. getenv returns the value of an environment variable, or "".
-func runAttributes(getenv func(string) string) []gpuevent.Attr {
+// states them. getenv returns the value of an environment variable, or "". host is the name of this host, or "".
+func runAttributes(getenv func(string) string, host string) []gpuevent.Attr {
 	var attributes []gpuevent.Attr
-	if id := runID(getenv); id != "" {
+	if id := runID(getenv, host); id != "" {
 		attributes = append(attributes, gpuevent.Str(semconv.CUDARunID, id))
 	}
 next:
@@ -59,7 +60,7 @@ next:
 }
 
 // runID returns the identifier that all ranks of the run share, or "" if no launcher gives one.
-func runID(getenv func(string) string) string {
+func runID(getenv func(string) string, host string) string {
 	// torchrun sets "none" if the user gives no --rdzv-id.
 	if id := getenv("TORCHELASTIC_RUN_ID"); id != "" && id != "none" {
 		return id
@@ -68,5 +69,20 @@ func runID(getenv func(string) string) string {
 	if job, step := getenv("SLURM_JOB_ID"), getenv("SLURM_STEP_ID"); job != "" && step != "" {
 		return job + "." + step
 	}
-	return getenv("PMIX_NAMESPACE") // Open MPI 4 and later
+	if id := getenv("PMIX_NAMESPACE"); id != "" { // Open MPI 4 and later
+		return id
+	}
+	// The rendezvous of PyTorch's env:// is the only thing that ranks without a launcher of their own share. A later
+	// run can have the same one: of several sessions of a rank, the analysis uses the latest.
+	address := getenv("MASTER_ADDR")
+	if size, err := strconv.Atoi(getenv("WORLD_SIZE")); err != nil || size < 2 || getenv("RANK") == "" || address == "" {
+		return ""
+	}
+	if ip := net.ParseIP(address); address == "localhost" || ip.IsLoopback() {
+		address = host
+	}
+	if address == "" {
+		return ""
+	}
+	return net.JoinHostPort(address, getenv("MASTER_PORT"))
 }

@@ -52,6 +52,23 @@ func TestRunAttributes(t *testing.T) {
 			with(map[string]string{"TORCHELASTIC_RUN_ID": "none", "RANK": "25", "LOCAL_RANK": "1", "WORLD_SIZE": "32"}),
 			place("4711.0", 25, 1, 32),
 		},
+		"torchrun on one host": {
+			map[string]string{"TORCHELASTIC_RUN_ID": "none", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"},
+			place("gpu-host:29500", 0, 0, 2),
+		},
+		"MASTER_ADDR": {
+			map[string]string{"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"},
+			place("job-master-0:23456", 1, 0, 2),
+		},
+		"MASTER_ADDR of IPv6": {
+			map[string]string{"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "fd00::1", "MASTER_PORT": "1"}, []gpuevent.Attr{
+				gpuevent.Str(semconv.CUDARunID, "[fd00::1]:1"), gpuevent.I(semconv.CUDARunRank, 1), gpuevent.I(semconv.CUDARunSize, 2),
+			},
+		},
+		"MASTER_ADDR of SLURM": {with(map[string]string{"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "node1"}), place("4711.0", 3, 1, 4)},
+		"one process": {
+			map[string]string{"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}, place("", 0, 0, 1),
+		},
 		"RANK of another program": {map[string]string{"RANK": "5"}, nil},
 		"Open MPI": {
 			map[string]string{
@@ -74,7 +91,7 @@ func TestRunAttributes(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := runAttributes(func(key string) string { return c.environment[key] })
+			got := runAttributes(func(key string) string { return c.environment[key] }, "gpu-host")
 			assert.Equal(t, c.want, got)
 		})
 	}

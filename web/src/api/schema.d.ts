@@ -3520,7 +3520,7 @@ export interface operations {
     getRanks: {
         parameters: {
             query?: {
-                /** @description cuda.run.id */
+                /** @description cuda.run.id. Of several sessions of a rank, the latest counts */
                 run?: string;
                 sessions?: string[];
                 /** @description Collectives in the answer: those with the largest delays */
