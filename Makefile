@@ -60,27 +60,45 @@ wheel: ## Build the Python wheel into dist, with programs for glibc 2.28
 k8s: ## Build bin/otelcol-gpuflight-k8s, the Collector of the image; takes minutes and 4 GB of memory
 	@$(SLOWLY) "compiling bin/otelcol-gpuflight-k8s" env GOWORK=off $(GO) build -C cmd/otelcol-gpuflight-k8s $(FLAGS) -o $(CURDIR)/bin/otelcol-gpuflight-k8s .
 
-.PHONY: test
-test: test-unit test-e2e ## Run all tests
+# The programs that the tests of the binaries need, besides ours.
+SERVERS := $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/perfetto/perfetto $(TOOLS)/python/python $(TOOLS)/govulncheck
 
+# Tests often wait, and leave a processor to the compiler. The programs of bin are not built meanwhile,
+# because some tests of the libraries start them.
+.PHONY: test
+test: ## Run all tests
+	$(MAKE) -j 2 test-unit servers
+	$(MAKE) test-e2e
+
+.PHONY: servers
+servers: $(SERVERS)
+
+# Three packages at a time, as below. Lint vets the same packages.
 .PHONY: test-unit
 test-unit: $(TOOLS)/gpux ## Test the libraries, with the race detector
-	GPUX_HOME=$(CURDIR)/$(TOOLS)/gpux $(GO) test $(RACE) -timeout 20m $(LIBRARIES)
+	GPUX_HOME=$(CURDIR)/$(TOOLS)/gpux $(GO) test -p 3 $(RACE) -vet=off -timeout 20m $(LIBRARIES)
+
+.PHONY: test-e2e
+test-e2e: build servers ## Test the binaries, with a real Jaeger, Prometheus, Kafka, S3 and ClickHouse engine
+	$(MAKE) -j 2 run-e2e run-kubernetes
 
 # Three packages at a time: most of these tests wait for a server, a timer or a restart.
-.PHONY: test-e2e
-test-e2e: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/perfetto/perfetto $(TOOLS)/python/python $(TOOLS)/govulncheck ## Test the binaries, with a real Jaeger, Prometheus, Kafka, S3 and ClickHouse engine
-	$(BINARIES) $(GO) test -p 3 -count 1 -timeout 20m ./test/... ./examples/compose
-	$(MAKE) test-kubernetes
+.PHONY: run-e2e
+run-e2e:
+	$(BINARIES) $(GO) test -p 3 -vet=off -count 1 -timeout 20m ./test/... ./examples/compose
 
-# A module outside go.work: Helm and the API server are in no other build.
 .PHONY: test-kubernetes
 test-kubernetes: build ## Test the Helm chart and the example for the OpenTelemetry Operator
+	$(MAKE) run-kubernetes
+
+# A module outside go.work: Helm and the API server are in no other build.
+.PHONY: run-kubernetes
+run-kubernetes:
 	$(BINARIES) $(TOOLGO) test -C test/kubernetes -count 1 -timeout 10m ./...
 
 # GPUFLIGHT_SOAK=1 enables all long tests. Some need root (eBPF) and skip without it.
 .PHONY: soak
-soak: build $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/prometheus $(TOOLS)/kafka/kafka $(TOOLS)/versitygw $(TOOLS)/chdb/chdb $(TOOLS)/perfetto/perfetto $(TOOLS)/python/python $(TOOLS)/govulncheck ## Run the long tests (GPUFLIGHT_SOAK=1) and the mutation tests (test/mutation), for hours
+soak: build servers ## Run the long tests (GPUFLIGHT_SOAK=1) and the mutation tests (test/mutation), for hours
 	GPUFLIGHT_SOAK=1 $(GO) test -count 1 -p 1 -timeout 2h $(LIBRARIES)
 	GPUFLIGHT_SOAK=1 $(BINARIES) $(GO) test -p 1 -count 1 -timeout 6h ./test/...
 	$(GO) run ./test/mutation

@@ -118,7 +118,7 @@ func TestExporter_Waiting(t *testing.T) {
 	<-running
 	push(2)
 	push(3)
-	require.Eventually(t, func() bool { _, rows := e.batcher.waiting(); return rows == 5 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { _, rows := e.batcher.waiting(); return rows == 5 }, time.Minute, time.Millisecond)
 	metadatatest.AssertEqualExporterGpuStorageWaitingRequests(t, tel, points(2), metricdatatest.IgnoreTimestamp())
 	metadatatest.AssertEqualExporterGpuStorageWaitingRows(t, tel, points(5), metricdatatest.IgnoreTimestamp())
 	close(proceed)

@@ -500,7 +500,7 @@ func TestScrape_Pods(t *testing.T) {
 func TestScrape_SlowKubelet(t *testing.T) {
 	g := newRig(t, devices(1), func(c *Config) {
 		startKubelet(t, c.RootPath).Block()
-		c.Timeout = 100 * time.Millisecond
+		c.Timeout = 2 * time.Second
 	})
 	points := g.scrape()
 	assert.True(t, has(points, " hw.energy"), "the device is read")

@@ -91,7 +91,6 @@ func (c *collector) run() *process.Process {
 	c.t.Helper()
 	c.process = process.Start(c.t, "/usr/bin/env", c.args...)
 	c.process.WaitOutput(process.Ready, 2*time.Minute)
-	time.Sleep(200 * time.Millisecond) // The message precedes the handler of SIGTERM.
 	return c.process
 }
 

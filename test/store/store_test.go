@@ -73,7 +73,6 @@ func (c *collector) address() string {
 func (c *collector) start() *process.Process {
 	p := process.Start(c.t, "/usr/bin/env", c.args...)
 	p.WaitOutput(process.Ready, 2*time.Minute)
-	time.Sleep(200 * time.Millisecond) // The message precedes the handler of SIGTERM.
 	return p
 }
 

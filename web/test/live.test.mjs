@@ -127,6 +127,24 @@ describe("system", () => {
               metrics: [
                 gauge("hw.power", "W", [...points(device(1), [310, 320]), ...points(device(0), [210, 220])]),
                 gauge("hw.fan.speed_ratio", "1", [...points(device(1), [0.5, 0.6]), ...points(device(0), [0.3, 0.4])]),
+                ...[11, 12].map((pid) =>
+                  gauge(
+                    "process.gpu.memory.usage",
+                    "By",
+                    points(
+                      [
+                        ...device(0),
+                        text("process.executable.name", "python3"),
+                        { key: "process.pid", value: { intValue: String(pid) } },
+                      ],
+                      [0, pid * 2 ** 20],
+                    ),
+                  ),
+                ),
+                gauge("hw.gpu.io.throughput", "By/s", [
+                  ...points(device(0), [0, 4096]),
+                  ...points([...device(0), text("network.io.direction", "receive")], [0, 1024]),
+                ]),
                 sum("hw.gpu.interconnect.io", "By", points(device(0), [0, 1024, 3072])),
                 sum("hw.errors", "{error}", points(device(0), [0, 0.0003, 0.0005])),
               ],
@@ -155,6 +173,14 @@ describe("system", () => {
     await page.getByRole("region", { name: "Errors" }).waitFor();
     assert.deepEqual(await legend("Power"), ["GPU 0 220 W", "GPU 1 320 W"]);
     assert.deepEqual(await legend("Fan"), ["GPU 0 40 %", "GPU 1 60 %"]);
+    assert.deepEqual(await legend("GPU memory by process"), [
+      "GPU 0 · python3 · pid 11 11.0 MiB",
+      "GPU 0 · python3 · pid 12 12.0 MiB",
+    ]);
+    assert.deepEqual(await legend("PCIe throughput"), [
+      "GPU 0 · both directions 4.00 KiB/s",
+      "GPU 0 · receive 1.00 KiB/s",
+    ]);
     assert.deepEqual(await legend("NVLink transfer"), ["GPU 0 1.95 MiB/s"]);
     assert.deepEqual(await legend("Errors"), ["GPU 0 0.200 error/s"]);
     // The axis is as wide as its labels.

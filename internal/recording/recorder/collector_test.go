@@ -58,7 +58,7 @@ func TestCollector_LaunchToSpan(t *testing.T) {
 			fake.Memory(1 << 20)
 			fake.Graph(5)
 			require.NoError(t, c.Stop(true))
-			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			s := r.Stop(ctx)
 

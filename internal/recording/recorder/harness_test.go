@@ -406,7 +406,7 @@ func (f *fixture) start() *fixture {
 func (f *fixture) stop() Summary {
 	f.t.Helper()
 	f.src.end()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	s := f.r.Stop(ctx)
 	for _, b := range f.src.all {

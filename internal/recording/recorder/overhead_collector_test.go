@@ -80,7 +80,7 @@ func TestOverhead_Collector(t *testing.T) {
 	close(done)
 	threads.Wait()
 	require.NoError(t, c.Stop(false))
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	s := r.Stop(ctx)
 

@@ -80,7 +80,7 @@ func TestSpans_InScope(t *testing.T) {
 		f.sink.mu.Lock()
 		defer f.sink.mu.Unlock()
 		return len(f.sink.spans) == 1
-	}, 5*time.Second, time.Millisecond, "the kernel comes before the end")
+	}, time.Minute, time.Millisecond, "the kernel comes before the end")
 	f.src.deliver(in(id, kernel("late", 8, 100, 10)))
 	s := f.stop()
 	kernels := f.sink.operation("kernel")
@@ -316,7 +316,7 @@ func TestRecorder_PanicInRecords(t *testing.T) {
 	f := newFixture(t, Config{}).start()
 	f.src.deliver(kernel("k", 1, 0, 10))
 	f.src.add(&records{heads: []cupti.Head{kernel("k", 2, 0, 10)}, poison: true})
-	require.Eventually(t, func() bool { return f.r.broken.Load() }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return f.r.broken.Load() }, time.Minute, time.Millisecond)
 	for range 5 {
 		f.src.deliver(kernel("k", 3, 0, 10))
 	}
@@ -341,7 +341,7 @@ func TestRecorder_SourceFails(t *testing.T) {
 	f := newFixture(t, Config{FlushInterval: time.Millisecond})
 	f.src.fail = errors.New("broken pipe")
 	f.start()
-	require.Eventually(t, func() bool { return f.r.broken.Load() }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return f.r.broken.Load() }, time.Minute, time.Millisecond)
 	s := f.stop()
 	assert.Equal(t, "take records: broken pipe", s.Failure)
 }
@@ -380,7 +380,7 @@ func TestRecorder_Backlog(t *testing.T) {
 		kernels(f, 3)
 		f.start()
 		f.src.end()
-		ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		s := f.r.Stop(ctx)
 		require.NoError(t, ctx.Err())

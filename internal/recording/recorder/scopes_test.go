@@ -216,7 +216,7 @@ func TestNVTXRange_TraceInParts(t *testing.T) {
 				}
 				f.start()
 				if !late {
-					require.Eventually(t, func() bool { return f.r.src.Pending() == 0 }, 5*time.Second, time.Millisecond)
+					require.Eventually(t, func() bool { return f.r.src.Pending() == 0 }, time.Minute, time.Millisecond)
 					time.Sleep(20 * time.Millisecond)
 					f.src.event(endOf(2, 1, 900), endOf(1, 1, 1000))
 				}

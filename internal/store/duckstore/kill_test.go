@@ -135,12 +135,17 @@ func TestStore_Killed(t *testing.T) {
 		kills = 50
 	}
 	cfg.Directory = filepath.Join(t.TempDir(), "store")
-	for range kills {
+	for i := range kills {
 		cmd := exec.Command(os.Args[0], "-test.run=^TestStore_Killed$")
 		cmd.Env = append(os.Environ(), killDirectory+"="+cfg.Directory)
 		var output bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &output, &output
 		require.NoError(t, cmd.Start())
+		// The first one is slow to start on a busy machine, and must have written.
+		require.Eventually(t, func() bool {
+			fi, err := os.Stat(cfg.Directory + ".acknowledged")
+			return i > 0 || err == nil && fi.Size() > 0
+		}, 2*time.Minute, time.Millisecond)
 		time.Sleep(300*time.Millisecond + rand.N(2*time.Second))
 		require.NoError(t, cmd.Process.Kill())
 		require.EqualError(t, cmd.Wait(), "signal: killed", output.String())

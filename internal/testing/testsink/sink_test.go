@@ -110,36 +110,48 @@ func TestServer_Modes(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, conn.Close()) })
 	client := ptraceotlp.NewGRPCClient(conn)
-	send := func(id byte, limit time.Duration) *status.Status {
-		ctx, cancel := context.WithTimeout(t.Context(), limit)
-		defer cancel()
+	send := func(ctx context.Context, id byte) *status.Status {
 		_, err := client.Export(ctx, ptraceotlp.NewExportRequestFromTraces(spans(id)))
 		return status.Convert(err)
 	}
+	ctx := t.Context()
+	// when calls then once the condition holds. It holds when a request waits in the server.
+	when := func(holds func() bool, then func()) {
+		go func() {
+			for !holds() && ctx.Err() == nil {
+				time.Sleep(time.Millisecond)
+			}
+			then()
+		}()
+	}
 
-	assert.Equal(t, codes.OK, send(1, 5*time.Second).Code())
+	assert.Equal(t, codes.OK, send(ctx, 1).Code())
 	server.SetMode(testsink.Unavailable)
-	assert.Equal(t, codes.Unavailable, send(2, 5*time.Second).Code())
+	assert.Equal(t, codes.Unavailable, send(ctx, 2).Code())
 	server.SetMode(testsink.Invalid)
-	assert.Equal(t, codes.InvalidArgument, send(3, 5*time.Second).Code())
+	assert.Equal(t, codes.InvalidArgument, send(ctx, 3).Code())
 	server.SetMode(testsink.Exhausted)
-	st := send(4, 5*time.Second)
+	st := send(ctx, 4)
 	assert.Equal(t, codes.ResourceExhausted, st.Code())
 	require.Len(t, st.Details(), 1)
 	info, ok := st.Details()[0].(*errdetails.RetryInfo)
 	require.True(t, ok)
 	assert.Equal(t, 50*time.Millisecond, info.GetRetryDelay().AsDuration())
 	server.SetMode(testsink.Hang)
-	assert.Equal(t, codes.DeadlineExceeded, send(5, 50*time.Millisecond).Code())
+	canceled, cancel := context.WithCancel(ctx)
+	when(func() bool { return server.Answers(testsink.Hang) == 1 }, cancel)
+	assert.Equal(t, codes.Canceled, send(canceled, 5).Code())
 	assert.Equal(t, 1, store.Distinct().Spans, "nothing but the first was taken")
 
 	server.SetMode(testsink.Swallow)
-	assert.Equal(t, codes.DeadlineExceeded, send(6, 50*time.Millisecond).Code())
+	canceled, cancel = context.WithCancel(ctx)
+	when(func() bool { return store.Distinct().Spans == 2 }, cancel)
+	assert.Equal(t, codes.Canceled, send(canceled, 6).Code())
 	assert.Equal(t, 2, store.Distinct().Spans, "taken although the answer was lost")
 
 	server.SetMode(testsink.Hang)
-	time.AfterFunc(50*time.Millisecond, func() { server.SetMode(testsink.Accept) })
-	assert.Equal(t, codes.Unavailable, send(7, 5*time.Second).Code(), "let go by the change of mode")
-	assert.Equal(t, codes.OK, send(7, 5*time.Second).Code())
+	when(func() bool { return server.Answers(testsink.Hang) == 2 }, func() { server.SetMode(testsink.Accept) })
+	assert.Equal(t, codes.Unavailable, send(ctx, 7).Code(), "let go by the change of mode")
+	assert.Equal(t, codes.OK, send(ctx, 7).Code())
 	assert.Equal(t, 2, server.Answers(testsink.Accept))
 }

@@ -16,33 +16,39 @@ import time
 import chdb
 
 
-def run(connection, request, data):
-    """Returns what the statement answers."""
-    database = request["database"] or "default"
-    connection.query("USE `" + database.replace("\\", "\\\\").replace("`", "\\`") + "`")
-    settings = request["settings"]
-    if settings:
-        quoted = (
-            name + " = '" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-            for name, value in settings.items()
-        )
-        connection.query("SET " + ", ".join(quoted))
-    try:
+class Session:
+    """Runs statements, and changes the database and the settings only if those of the next one differ."""
+
+    def __init__(self, connection):
+        self.connection, self.database, self.settings = connection, "", {}
+
+    def prepare(self, database, settings):
+        """Applies what differs from the previous statement, whose settings do not outlive it."""
+        if database != self.database:
+            self.connection.query("USE `" + database.replace("\\", "\\\\").replace("`", "\\`") + "`")
+            self.database = database
+        changes = [name + " = DEFAULT" for name in self.settings if name not in settings]
+        for name, value in settings.items():
+            if self.settings.get(name) != value:
+                changes.append(name + " = '" + value.replace("\\", "\\\\").replace("'", "\\'") + "'")
+        if changes:
+            self.connection.query("SET " + ", ".join(changes))
+            self.settings = settings
+
+    def run(self, request, data):
+        """Returns what the statement answers."""
+        self.prepare(request["database"] or "default", request["settings"] or {})
         if request["insert"]:
-            inserter = connection.send_insert(request["sql"], request["format"])
+            inserter = self.connection.send_insert(request["sql"], request["format"])
             with inserter:
                 inserter.append(data)
                 inserter.finish()
             return b""
-        return connection.query(request["sql"], request["format"], params=request["parameters"]).bytes() or b""
-    finally:
-        # The connection outlives the statement, and the next one has settings of its own.
-        if settings:
-            connection.query("SET " + ", ".join(name + " = DEFAULT" for name in settings))
+        return self.connection.query(request["sql"], request["format"], params=request["parameters"]).bytes() or b""
 
 
 def main():
-    connection = chdb.connect(sys.argv[1])
+    session = Session(chdb.connect(sys.argv[1]))
     requests, answers = os.fdopen(3, "rb"), os.fdopen(4, "wb")
 
     def answer(error, data=b""):
@@ -57,7 +63,7 @@ def main():
         request = json.loads(requests.read(int.from_bytes(size, "big")))
         data = requests.read(request["data"])
         try:
-            result = run(connection, request, data)
+            result = session.run(request, data)
         except Exception as e:  # whatever it is, the next statement may be right
             answer(str(e) or repr(e))
         else:

@@ -119,7 +119,7 @@ service:
     metrics: {readers: [{pull: {exporter: {prometheus: {host: %q, port: %s}}}}]}
 `, interval, rootPath, a.out, host, port), 0o600))
 	a.Process = process.Start(t, binary, "--config", config)
-	a.WaitOutput("Everything is ready", time.Minute)
+	a.WaitOutput(process.Ready, time.Minute)
 	a.pid = childOf(t, filepath.Base(binary), config)
 	return a
 }

@@ -172,8 +172,9 @@ func TestPorts(t *testing.T) {
 
 	f = System{Root: t.TempDir()}.Ports(env(l.Addr().String()))
 	assert.Equal(t, l.Addr().String()+" (the UI): bind: address already in use", f.Detail, "a process of another user")
-	f = system.Ports(env("192.0.2.1:8686"))
-	assert.Contains(t, f.Detail, "192.0.2.1:8686 (the UI): bind: "+syscall.EADDRNOTAVAIL.Error())
+	foreign := "192.0.2.1:" + number(free())
+	f = system.Ports(env(foreign))
+	assert.Contains(t, f.Detail, foreign+" (the UI): bind: "+syscall.EADDRNOTAVAIL.Error())
 }
 
 // TestPorts_Collector finds a process that has the name of a Collector.
@@ -249,17 +250,18 @@ func TestEndpoint(t *testing.T) {
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer silent.Close()
-	check := func(pairs ...string) Finding {
+	within := func(limit time.Duration, pairs ...string) Finding {
 		sending, err := otlp.FromEnv(environment(pairs...))
 		require.NoError(t, err)
-		return Endpoint(context.Background(), &sending, 100*time.Millisecond)
+		return Endpoint(context.Background(), &sending, limit)
 	}
+	check := func(pairs ...string) Finding { return within(time.Minute, pairs...) }
 	f := check("OTEL_EXPORTER_OTLP_ENDPOINT", server.URL)
 	assert.True(t, f.OK)
 	assert.Equal(t, "accepts telemetry: "+server.URL+"/v1/traces (http/protobuf)", f.Detail)
-	f = check("OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+silent.Addr().String())
+	f = within(100*time.Millisecond, "OTEL_EXPORTER_OTLP_ENDPOINT", "http://"+silent.Addr().String())
 	assert.Equal(t, silent.Addr().String()+" does not answer: check the address, and that no firewall drops the connection", f.Sentence())
-	f = check("OTEL_EXPORTER_OTLP_ENDPOINT", server.URL, "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "http://"+silent.Addr().String())
+	f = within(100*time.Millisecond, "OTEL_EXPORTER_OTLP_ENDPOINT", server.URL, "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", "http://"+silent.Addr().String())
 	assert.False(t, f.OK)
 	f = check("OTEL_EXPORTER_OTLP_ENDPOINT", server.URL, "OTEL_EXPORTER_OTLP_CERTIFICATE", "/not/there.pem")
 	assert.True(t, f.OK, "without TLS nobody reads it")

@@ -397,7 +397,15 @@ func TestPull_Resumes(t *testing.T) {
 		r := open(t, t.TempDir())
 		ctx, cancel := context.WithCancel(t.Context())
 		r.pause = time.Hour
-		time.AfterFunc(100*time.Millisecond, cancel)
+		go func() { // cancel in the pause
+			defer cancel()
+			for ctx.Err() == nil {
+				if list, err := r.List(); err == nil && len(list) == 1 && list[0].Size() >= 300_000 {
+					return
+				}
+				time.Sleep(time.Millisecond)
+			}
+		}()
 		_, _, err := r.Pull(ctx, "org/sentiment", Options{})
 		require.Error(t, err)
 		list, err := r.List()

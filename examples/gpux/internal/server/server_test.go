@@ -21,6 +21,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -386,11 +387,13 @@ func TestLimits(t *testing.T) {
 		all.Wait()
 	})
 	t.Run("a request that takes too long ends, and its run too", func(t *testing.T) {
-		m, s := slowServer(t, "{max_workers: 1, timeout: 0.02}")
-		w := post(t.Context(), s, `{"x":[1]}`)
-		assert.Equal(t, 504, w.Code)
-		close(m.may)
-		assert.Equal(t, 200, post(t.Context(), s, `{"x":[1]}`).Code, "the worker is free again")
+		synctest.Test(t, func(t *testing.T) {
+			m, s := slowServer(t, "{max_workers: 1, timeout: 0.02}")
+			w := post(t.Context(), s, `{"x":[1]}`)
+			assert.Equal(t, 504, w.Code)
+			close(m.may)
+			assert.Equal(t, 200, post(t.Context(), s, `{"x":[1]}`).Code, "the worker is free again")
+		})
 	})
 	t.Run("a batch goes on without one of its clients, and ends without all", func(t *testing.T) {
 		m, s := slowServer(t, "{max_workers: 1, batch_size: 8, timeout: 60}")

@@ -22,6 +22,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -156,7 +157,9 @@ type Process struct {
 // output if the test failed.
 func Start(t testing.TB, path string, args ...string) *Process {
 	t.Helper()
-	p := &Process{t: t, name: filepath.Base(path), cmd: exec.Command(path, args...), done: make(chan struct{})}
+	// See handlesSignals for the trap.
+	ignoring := append([]string{"-c", `trap "" INT; exec "$@"`, "sh", path}, args...)
+	p := &Process{t: t, name: filepath.Base(path), cmd: exec.Command("/bin/sh", ignoring...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
 	p.cmd.Dir = t.TempDir()
 	// Do not wait for a child that outlives the program and keeps its output open.
@@ -243,12 +246,25 @@ func (p *Process) PID() int { return p.cmd.Process.Pid }
 // Output returns the last part of the program's output.
 func (p *Process) Output() string { return p.out.String() }
 
-// WaitOutput waits until the program prints text. The test fails if the program exits first or
-// limit passes.
+// handlesSignals reports whether a Collector handles SIGINT, which it ignores from its start. It begins
+// so after its message Ready, in the call that makes it handle SIGTERM. Until then, SIGTERM kills it.
+func (p *Process) handlesSignals() bool {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.PID()))
+	if err != nil {
+		return false
+	}
+	_, rest, _ := strings.Cut(string(text), "\nSigIgn:\t")
+	mask, _, _ := strings.Cut(rest, "\n")
+	ignored, err := strconv.ParseUint(mask, 16, 64)
+	return err == nil && ignored&(1<<(syscall.SIGINT-1)) == 0
+}
+
+// WaitOutput waits until the program prints text, and with Ready also until it can be stopped. The test
+// fails if the program exits first or limit passes.
 func (p *Process) WaitOutput(text string, limit time.Duration) {
 	p.t.Helper()
 	Eventually(p.t, limit, fmt.Sprintf("%s prints %q", p.name, text), func() bool {
-		if strings.Contains(p.Output(), text) {
+		if strings.Contains(p.Output(), text) && (text != Ready || p.handlesSignals()) {
 			return true
 		}
 		if !p.Running() {

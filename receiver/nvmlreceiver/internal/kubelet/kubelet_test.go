@@ -42,7 +42,7 @@ func newRig(t *testing.T, change func(*Client)) *rig {
 	core, printed := observer.New(zapcore.InfoLevel)
 	g := &rig{t: t, socket: filepath.Join(root, DefaultSocket), printed: printed, Client: New("", root, zap.New(core))}
 	g.kubelet = kubelettest.New(g.socket)
-	g.intervals = intervals{timeout: 200 * time.Millisecond, keep: time.Minute}
+	g.intervals = intervals{timeout: time.Minute, keep: time.Minute}
 	if change != nil {
 		change(g.Client)
 	}
@@ -152,7 +152,7 @@ func TestClient_Garbage(t *testing.T) {
 		"silence":        nil,
 	} {
 		t.Run(name, func(t *testing.T) {
-			g := newRig(t, nil)
+			g := newRig(t, func(c *Client) { c.intervals.timeout = 200 * time.Millisecond })
 			require.NoError(t, os.MkdirAll(filepath.Dir(g.socket), 0o700))
 			l, err := net.Listen("unix", g.socket)
 			require.NoError(t, err)
