@@ -5,6 +5,7 @@ go 1.26.0
 require (
 	github.com/ClickHouse/clickhouse-go/v2 v2.47.0
 	github.com/gpuflight/gpuflight v0.2.0
+	github.com/stretchr/testify v1.12.1
 )
 
 require (

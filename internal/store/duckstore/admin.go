@@ -248,6 +248,7 @@ func (s *Store) dropSegment(ctx context.Context, sess *session, seg *segment) er
 	meta, err := s.readMeta(ctx, seg)
 	if err == nil {
 		meta["rows_dropped"] = "1"
+		delete(meta, topProperty)
 		err = s.createFile(ctx, building, meta, &view{s: s, sess: sess, segments: []*segment{seg}, dropped: true})
 	}
 	s.release(seg)
@@ -422,11 +423,10 @@ func copyNew(from, to string) error {
 	return err
 }
 
-// copyRows copies the tables of a view into an attached file, except top_ops: its rows of several segments are not
-// those of all.
+// copyRows copies the tables of a view into an attached file, except those of the first operations.
 func (v *view) copyRows(ctx context.Context, tx *sql.Tx, alias string) error {
 	for _, t := range slices.Concat(rowTables[:], dictTables[:], rollupTables[:], []string{pathTable}) {
-		if t == "top_ops" || v.dropped && (t == "ops" || t == "samples") {
+		if t == "top_ops" || t == "top_groups" || v.dropped && (t == "ops" || t == "samples") {
 			continue
 		}
 		var parts []string

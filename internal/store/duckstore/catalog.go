@@ -97,7 +97,7 @@ func (s *Store) saveCatalog() error {
 				Meta: map[string]string{
 					"project": k.project, "session": k.session, "segment": fmt.Sprint(seg.n), "from_ns": fmt.Sprint(seg.from),
 					"pinned": flag(sess.pinned), "sealed": flag(sess.sealed), "rows_dropped": flag(seg.dropped),
-					staleChains: flag(seg.stale), coarse: flag(seg.coarse),
+					staleChains: flag(seg.stale), coarse: flag(seg.coarse), topProperty: seg.top.Load().String(),
 				},
 				Summary: seg.summary, Newest: seg.newest, Partial: seg.partial, Merged: seg.merged, GapBin: seg.gapBin,
 				Traces: seg.traces,

@@ -96,19 +96,37 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 				return err
 			})
 	}
+	readTop := func() (complete bool, err error) {
+		t, err := v.topOps(ctx, &q, filter{slices.Clone(f.conditions), slices.Clone(f.args)}, value)
+		if t == nil || err != nil {
+			return false, err
+		}
+		if err = read(t.rows, t.filter); err != nil {
+			return false, err
+		}
+		same, err := v.marked(ctx, t.marks)
+		v.s.mu.RLock()
+		same = same && (q.Path == nil || v.sess.epoch == v.epoch)
+		v.s.mu.RUnlock()
+		if !same {
+			page.Rows = nil
+		}
+		return same && t.complete, err
+	}
 	var end int64
 	var none bool
-	switch {
-	case q.Sort == store.ByStart:
-		end, err = v.pageEnd(ctx, &q, n)
-	case !v.few(q.From, q.To):
-		if rows, bound := v.topOps(value); rows != "" {
-			top := f
-			top.add(value + " > " + bound)
-			err = read(rows, top)
-		}
-		if err == nil && len(page.Rows) <= n {
+	large := q.Sort != store.ByStart && !v.few(q.From, q.To)
+	if large {
+		none, err = readTop()
+	}
+	if err == nil && len(page.Rows) <= n && !none {
+		err = v.selectPath(ctx, &q, &f)
+		switch {
+		case err != nil:
+		case large:
 			none, err = v.skipLess(ctx, &q, &f, n)
+		case q.Sort == store.ByStart:
+			end, err = v.pageEnd(ctx, &q, n)
 		}
 	}
 	if err != nil {
@@ -137,7 +155,7 @@ func (s *Store) Ops(ctx context.Context, q store.OpQuery) (store.OpPage, error) 
 	return page, nil
 }
 
-// selectOps returns the conditions of a query for operations, without the cursor.
+// selectOps returns the conditions of a query for operations, without the path and the cursor.
 func (v *view) selectOps(ctx context.Context, q *store.OpQuery) (f filter, err error) {
 	if q.Overlapping && q.From != 0 {
 		// Rows that start earlier end before the interval. DuckDB skips row groups by this bound.
@@ -191,17 +209,22 @@ func (v *view) selectOps(ctx context.Context, q *store.OpQuery) (f filter, err e
 			f.add("stack NOT IN (SELECT id FROM {stacks} WHERE text != '')")
 		}
 	}
+	return f, nil
+}
+
+// selectPath adds the path of a query to a filter.
+func (v *view) selectPath(ctx context.Context, q *store.OpQuery, f *filter) error {
 	if q.Path != nil {
-		inside, err := whileFresh(ctx, v, func() (string, error) { return v.insidePath(ctx, *q.Path, q.Direct) }, func() (string, error) {
-			places, err := v.placesOfPath(ctx, &f, *q.Path, q.Direct)
+		inside, err := whileFresh(ctx, v, func() (string, error) { return v.insidePath(ctx, *q.Path, q.Direct, "{places}") }, func() (string, error) {
+			places, err := v.placesOfPath(ctx, f, *q.Path, q.Direct)
 			return "place IN (" + joinIDs(places) + ")", err
 		})
 		if err != nil {
-			return f, err
+			return err
 		}
 		f.add(inside)
 	}
-	return f, nil
+	return nil
 }
 
 // opStarts is how many operations start before each of some times: from, from + width, and so on.
@@ -431,8 +454,8 @@ func (v *view) inside(names []string, path uint32, direct bool) bool {
 	return false
 }
 
-// insidePath returns a condition for the operations of a path, from the chains.
-func (v *view) insidePath(ctx context.Context, path uint32, direct bool) (string, error) {
+// insidePath returns a condition for the operations of a path, from the chains. Their places are among some.
+func (v *view) insidePath(ctx context.Context, path uint32, direct bool, places string) (string, error) {
 	inside := func(names []string) bool { return v.inside(names, path, direct) }
 	known, chains := []string{"4294967295"}, []string{"4294967295"} // no chain has this id
 	err := v.each(ctx, "SELECT id, key FROM "+latestChains+" WHERE state = 0", nil, func(r *sql.Rows) error {
@@ -451,7 +474,7 @@ func (v *view) insidePath(ctx context.Context, path uint32, direct bool) (string
 	}
 	texts := map[bool][]string{} // names and paths of places, by whether they are paths
 	none := scopePaths{nil, v.folds}
-	err = v.each(ctx, "SELECT DISTINCT CASE WHEN scope_path = '' THEN scope_name ELSE scope_path END, scope_path != '' FROM {places}", nil, func(r *sql.Rows) error {
+	err = v.each(ctx, "SELECT DISTINCT CASE WHEN scope_path = '' THEN scope_name ELSE scope_path END, scope_path != '' FROM "+places, nil, func(r *sql.Rows) error {
 		var text string
 		var isPath bool
 		err := r.Scan(&text, &isPath)
@@ -477,9 +500,9 @@ func (v *view) insidePath(ctx context.Context, path uint32, direct bool) (string
 		return column + " IN (" + strings.Join(list, ", ") + ")"
 	}
 	// DuckDB compares entries of a dictionary of texts, not rows, if a scan has no other condition.
-	condition := "place IN (SELECT id FROM {places} WHERE " + in("scope_path", texts[true]) + " UNION ALL SELECT id FROM {places} WHERE scope_path = '' AND parent IN (" + of(chains) + ")"
+	condition := "place IN (SELECT id FROM " + places + " WHERE " + in("scope_path", texts[true]) + " UNION ALL SELECT id FROM " + places + " WHERE scope_path = '' AND parent IN (" + of(chains) + ")"
 	if len(texts[false]) > 0 {
-		condition += " UNION ALL SELECT id FROM {places} WHERE scope_path = '' AND " + in("scope_name", texts[false]) + " AND parent NOT IN (" + of(known) + ")"
+		condition += " UNION ALL SELECT id FROM " + places + " WHERE scope_path = '' AND " + in("scope_name", texts[false]) + " AND parent NOT IN (" + of(known) + ")"
 	}
 	condition += ")"
 	if inside(nil) {

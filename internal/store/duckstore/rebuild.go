@@ -264,6 +264,10 @@ func (r *rebuild) placeSpans(ctx context.Context, i int) error {
 func (r *rebuild) writeSums(ctx context.Context, i int) error {
 	seg := r.sess.segments[i]
 	one := &view{s: r.Store, sess: r.sess, segments: []*segment{seg}}
+	var mark *topMark // the groups of top_ops are not those of the new chains
+	if m := seg.top.Load(); m != nil {
+		mark = &topMark{seq: m.seq + 1}
+	}
 	err := r.inTransaction(ctx, r.sess, seg, func(w *transaction, tx *sql.Tx) error {
 		chains := "DELETE FROM {db}.chains"
 		if r.sess.dropped {
@@ -273,6 +277,10 @@ func (r *rebuild) writeSums(ctx context.Context, i int) error {
 		queries := []string{
 			chains, "DELETE FROM {db}.span_sums",
 			fmt.Sprintf("INSERT INTO {db}.span_sums SELECT chain, bucket, sum(n)::BIGINT, "+signed("wall_ns")+" FROM temp.walls WHERE segment = %d GROUP BY 1, 2", i),
+		}
+		if mark != nil {
+			queries = append(queries, "DELETE FROM {db}.top_ops", "DELETE FROM {db}.top_groups",
+				fmt.Sprintf("UPDATE {db}.meta SET value = '%v' WHERE key = '%s'", mark, topProperty))
 		}
 		if i == 0 {
 			queries = append(queries, fmt.Sprintf("INSERT INTO {db}.chains SELECT id, %d, anchor, key, depth, state FROM temp.limbs", r.seq))
@@ -287,8 +295,12 @@ func (r *rebuild) writeSums(ctx context.Context, i int) error {
 		}
 		return r.writeStats(ctx, w, tx, one)
 	})
+	if err == nil && mark != nil {
+		seg.top.Store(mark)
+		seg.topOps = 0
+	}
 	for i, m := range mergeTables {
-		if err == nil && m.table != "lod" && m.table != "lane_sums" && i != topTable {
+		if err == nil && m.table != "lod" && m.table != "lane_sums" {
 			seg.merged[i] = 0
 			err = r.each(ctx, "SELECT count(*) FROM "+seg.alias+"."+m.table, nil, func(q *sql.Rows) error { return q.Scan(&seg.partial[i]) })
 		}

@@ -49,7 +49,6 @@ type rollup struct {
 	siteOf map[store.Place]uint32 // index in sites
 	places map[uint32]uint32      // index in sites, by id of a place
 	chains map[chainBucket]*chainSum
-	tops   int // rows of top_ops
 }
 
 type lodKey struct {
@@ -175,7 +174,7 @@ func (r *rollup) add(o *store.Op, shape *store.Shape, parent store.SpanID, laneI
 
 // rows returns the numbers of rows, by table.
 func (r *rollup) rows() mergeCounts {
-	return mergeCounts{len(r.lod), len(r.stats), len(r.scopes), len(r.chains), len(r.lanes), 0, len(r.stacks), r.tops}
+	return mergeCounts{len(r.lod), len(r.stats), len(r.scopes), len(r.chains), len(r.lanes), 0, len(r.stacks)}
 }
 
 // writeRollup appends the rows of the rollup and the summary.
@@ -370,11 +369,7 @@ var mergeTables = [...]struct{ table, query string }{
 	{"lane_sums", "SELECT lane, sum(n)::BIGINT, " + signed("busy_ns") + ", min(first_ns), max(last_ns) FROM {lane_sums} GROUP BY 1"},
 	{"chains", "SELECT id, max(seq), arg_max(anchor, seq), arg_max(key, seq), arg_max(depth, seq), arg_max(state, seq) FROM {chains} GROUP BY 1"},
 	{"stack_sums", "SELECT site, chain, stack, shape, sum(n)::BIGINT, " + signed("sum_ns") + " FROM {placed} GROUP BY 1, 2, 3, 4"},
-	topTable: {"top_ops", ""}, // see topOpsSQL
 }
-
-// topTable is the index of top_ops.
-const topTable = 7
 
 // placedSQL is the rows of a table whose sites have the chains of their parents, as far as these are known.
 func placedSQL(table string) string {
@@ -397,13 +392,8 @@ func (s *Store) mergeRollups(ctx context.Context, sess *session, seg *segment, a
 	v := view{s: s, segments: []*segment{seg}}
 	for i, m := range mergeTables {
 		query, table := m.query, "{"+m.table+"}"
-		if i == topTable {
-			query = topOpsSQL(table, s.keptTop)
-		}
 		n := seg.partial[i] - seg.merged[i]
 		switch {
-		case i == topTable && seg.partial[i] == 0 && seg.ops >= s.fewOps && seg.ops < maxTopFill:
-			query = topOpsSQL("{ops}", s.keptTop)
 		case n == 0 || !all && n < max(s.maxPartial, min(seg.merged[i], mergeFactor*s.maxPartial)):
 			continue
 		}
@@ -433,10 +423,6 @@ func (s *Store) mergeRollups(ctx context.Context, sess *session, seg *segment, a
 			return err
 		}
 		seg.merged[i] = seg.partial[i]
-		if i == topTable {
-			seg.least = nil
-			seg.topped.Store(true)
-		}
 		if sess.chains == nil || !strings.Contains(m.query, "{placed}") {
 			continue
 		}
@@ -452,10 +438,7 @@ func (s *Store) mergeRollups(ctx context.Context, sess *session, seg *segment, a
 			return err
 		}
 	}
-	if seg.least == nil && seg.topped.Load() {
-		return s.findLeast(ctx, seg)
-	}
-	return nil
+	return s.extendTops(ctx, sess, seg, all)
 }
 
 // mergeLod merges the bins of lod that have new rows, in slices of some 2*maxPartial rows: topSQL needs about

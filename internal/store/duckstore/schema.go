@@ -27,7 +27,15 @@ var versions = []version{
 		"DROP TABLE {db}.old", stacks3, "INSERT INTO {db}.meta VALUES ('" + coarse + "', '1')",
 	}},
 	{schema: schema4, migrate: []string{topOps4}},
+	{schema: schema5, migrate: []string{"DROP TABLE {db}.top_ops", topOps5}},
 }
+
+// schema5 has the first operations of each path, too.
+var schema5 = strings.Replace(schema4, topOps4, topOps5, 1)
+
+var topOps5 = strings.Replace(topOps4, "queue_from_launch BOOLEAN)", "queue_from_launch BOOLEAN, grp BIGINT)", 1) +
+	`CREATE TABLE {db}.top_groups (id BIGINT, kind UTINYINT, chain UINTEGER, scope_path VARCHAR, dur_ns BIGINT, queue_ns BIGINT);
+`
 
 // schema4 has copies of the first operations by duration and by queue time (see top.go).
 var schema4 = schema3 + topOps4
@@ -137,7 +145,7 @@ CREATE TABLE {db}.summaries (first_ns BIGINT, last_ns BIGINT, counts BIGINT[], n
 
 var dictTables = [...]string{"origins", "extras", "lanes", "shapes", "places", "stacks", "series", "sites"}
 
-var rollupTables = [...]string{"chains", "span_sums", "lod", "long_ops", "stats", "stack_sums", "scope_sums", "lane_sums", "gap_bins", "gaps", "summaries", "folds", "top_ops"}
+var rollupTables = [...]string{"chains", "span_sums", "lod", "long_ops", "stats", "stack_sums", "scope_sums", "lane_sums", "gap_bins", "gaps", "summaries", "folds", "top_ops", "top_groups"}
 
 // pathTable has ids of paths. It is neither a dictionary nor a rollup.
 const pathTable = "paths"

@@ -40,9 +40,9 @@ type segment struct {
 	known   *[len(dictTables)]map[uint32]struct{} // dictionary entries in the file; nil if not loaded
 	// The numbers of rollup rows, and those after the last merge.
 	partial, merged mergeCounts
-	// Whether it has top_ops, and the values that findLeast found; nil if unknown.
-	topped atomic.Bool
-	least  *[2]int64
+	// The mark of top_ops, nil for none, and the number of operations when it was moved.
+	top    atomic.Pointer[topMark]
+	topOps int64
 	// The rows of lod before this time are merged. It is 0 if unknown.
 	lodFrom int64
 	// The last bin in gap_bins, -1 for none, and the number of operations when it was found.

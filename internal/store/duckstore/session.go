@@ -385,7 +385,10 @@ func (s *Store) addLoaded(file string, info *segmentInfo) error {
 		gapBin: info.GapBin, gapOps: info.Summary.Counts["ops"], stale: info.Meta[staleChains] == "1", coarse: info.Meta[coarse] == "1",
 		traces: info.Traces,
 	}
-	seg.topped.Store(info.Partial[topTable] > 0)
+	if m := parseMark(info.Meta[topProperty]); m != nil {
+		seg.top.Store(m)
+		seg.topOps = seg.ops
+	}
 	seg.gapTail.forget(seg.newest[0])
 	sess.info.add(&seg.summary)
 	sess.pinned = sess.pinned || info.Meta["pinned"] == "1"

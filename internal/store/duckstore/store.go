@@ -56,17 +56,17 @@ type Store struct {
 	stop    context.CancelFunc       // ends settleLoop
 	settles sync.WaitGroup           // of settleLoop
 
-	gapTail, gapLag, gapPart, denseTail, smallTree, largeTree, maxChained, rebuildPart, fewOps, keptTop, manyPlaces int64 // see the constants; tests change them
-	maxPartial                                                                                                      int
-	maxRemembered                                                                                                   int64
-	maxTails                                                                                                        int
-	directSessions                                                                                                  int
-	listedBacklog                                                                                                   int
-	settleInterval, maxExclusiveWait                                                                                time.Duration
-	maxJournal                                                                                                      int64
-	checks                                                                                                          sync.WaitGroup // of suspect
-	snapshots                                                                                                       snapshots
-	catalogSaved                                                                                                    time.Time // guarded by write
+	gapTail, gapLag, gapPart, denseTail, smallTree, largeTree, maxChained, rebuildPart, fewOps, keptTop, keptGroup, topPart, manyPlaces int64 // see the constants; tests change them
+	maxPartial                                                                                                                          int
+	maxRemembered                                                                                                                       int64
+	maxTails                                                                                                                            int
+	directSessions                                                                                                                      int
+	listedBacklog                                                                                                                       int
+	settleInterval, maxExclusiveWait                                                                                                    time.Duration
+	maxJournal                                                                                                                          int64
+	checks                                                                                                                              sync.WaitGroup // of suspect
+	snapshots                                                                                                                           snapshots
+	catalogSaved                                                                                                                        time.Time // guarded by write
 
 	rows, duplicates, replaced, rejected atomic.Int64
 	commits, commitNs, failures          atomic.Int64
@@ -89,7 +89,7 @@ func Open(ctx context.Context, cfg Config) (_ *Store, err error) {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
 	s := &Store{cfg: cfg, dir: dir, sessions: map[sessionKey]*session{}, attached: map[*segment]struct{}{},
-		gapTail: gapTail, gapLag: gapLag, gapPart: maxGapPart, denseTail: denseTail, smallTree: smallTree, largeTree: largeTree, maxChained: maxChained, rebuildPart: rebuildPart, fewOps: fewOps, keptTop: keptTop, manyPlaces: manyPlaces, maxPartial: maxPartial, directSessions: directSessions, listedBacklog: listedBacklog, settleInterval: settleInterval, maxExclusiveWait: maxExclusiveWait,
+		gapTail: gapTail, gapLag: gapLag, gapPart: maxGapPart, denseTail: denseTail, smallTree: smallTree, largeTree: largeTree, maxChained: maxChained, rebuildPart: rebuildPart, fewOps: fewOps, keptTop: keptTop, keptGroup: keptGroup, topPart: topPart, manyPlaces: manyPlaces, maxPartial: maxPartial, directSessions: directSessions, listedBacklog: listedBacklog, settleInterval: settleInterval, maxExclusiveWait: maxExclusiveWait,
 		maxRemembered: maxRemembered, maxTails: maxTails, writers: map[*session]uint64{},
 		maxJournal: maxJournal, recent: map[sessionKey]time.Time{}, wake: make(chan struct{}, 1)}
 	s.released = sync.NewCond(&s.attach)

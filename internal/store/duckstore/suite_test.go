@@ -43,7 +43,7 @@ func runSuite(t *testing.T, journal bool, scenarios ...string) {
 			s.write.Unlock()
 		}
 		s.write.Lock()
-		s.keptTop = 20
+		s.keptTop, s.keptGroup, s.topPart = 20, 8, 100
 		switch stores.Add(1) % 4 {
 		case 0, 1:
 			s.gapTail, s.gapLag, s.gapPart, s.maxChained, s.maxTails, s.maxPartial, s.fewOps, s.manyPlaces = 20, 1e6, 30, 30, 20, 100, 10, 10

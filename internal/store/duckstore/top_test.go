@@ -23,7 +23,7 @@ func TestStore_TopOps(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	cfg := Config{Directory: t.TempDir(), SegmentOps: 300}
 	tune := func(s *Store) *Store {
-		s.keptTop, s.fewOps, s.maxPartial = 20, 60, 100
+		s.keptTop, s.keptGroup, s.fewOps, s.topPart, s.gapLag = 20, 16, 60, 60, 1e6
 		return s
 	}
 	got, want := tune(openStore(t, cfg)), openStore(t, Config{Directory: t.TempDir()})
@@ -113,20 +113,33 @@ func TestStore_TopOps(t *testing.T) {
 		}
 	}
 	require.NoError(t, got.Seal(ctx, "", "a"))
-	// The first page needs no other rows. A page after the kept ones does.
-	q := store.OpQuery{Session: "a", Sort: store.ByDuration, Limit: 15}
-	expected := pages(want, q)[0]
+	// The first pages need no other operations, and all pages of a path with few operations. A later page does.
+	var first []store.OpQuery
+	for _, sort := range []store.OpSort{store.ByDuration, store.ByQueue} {
+		first = append(first, store.OpQuery{Session: "a", Sort: sort, Limit: 12})
+		for path := range paths {
+			first = append(first, store.OpQuery{Session: "a", Sort: sort, Limit: 12, Path: &paths[path]})
+		}
+	}
+	var expected [][]store.OpRow
+	for _, q := range first {
+		expected = append(expected, pages(want, q)[0])
+	}
 	sess := got.sessions[sessionKey{"", "a"}]
 	require.Greater(t, len(sess.segments), 2)
-	for _, seg := range sess.segments[:len(sess.segments)-1] {
-		assert.True(t, seg.topped.Load())
-		assert.Less(t, seg.partial[topTable], 120)
+	for _, seg := range sess.segments {
+		require.NotNil(t, seg.top.Load())
 		require.NoError(t, got.acquire(ctx, seg))
+		var kept int64
+		require.NoError(t, got.db.QueryRowContext(ctx, "SELECT count(*) FROM "+seg.alias+".top_ops").Scan(&kept))
+		assert.Less(t, kept, seg.ops)
 		_, err := got.db.ExecContext(ctx, "DELETE FROM "+seg.alias+".ops")
 		got.release(seg)
 		require.NoError(t, err)
 	}
-	assert.Equal(t, expected, pages(got, q)[0])
-	q.Limit = 1000
+	for i, q := range first {
+		assert.Equal(t, expected[i], pages(got, q)[0], "%+v", q)
+	}
+	q := store.OpQuery{Session: "a", Sort: store.ByDuration, Limit: 1000}
 	assert.NotEqual(t, pages(want, q), pages(got, q))
 }
