@@ -32,7 +32,7 @@ const maxCostSeries = 1000
 
 // cost sums the metrics of the connector gpu_usage, which belong to no session.
 func (s *server) cost(ctx context.Context, r *request) (any, error) {
-	by := r.choice("by", "service", "host", "device", "scope", "request")
+	by := r.choice("by", "service", "namespace", "host", "device", "scope", "request")
 	service, host := r.text("service", 1000), r.text("host", 1000)
 	_, one := r.values["of"]
 	of := r.text("of", 10_000)
@@ -56,7 +56,8 @@ func (s *server) cost(ctx context.Context, r *request) (any, error) {
 				continue
 			}
 			name := [...]string{
-				stringOf(resource, semconv.ServiceName), stringOf(resource, semconv.HostName), stringOf(x.Attrs, semconv.HWID),
+				stringOf(resource, semconv.ServiceName), stringOf(resource, semconv.ServiceNamespace), stringOf(resource, semconv.HostName),
+				stringOf(x.Attrs, semconv.HWID),
 				stringOf(x.Attrs, semconv.CUDAScopeName), stringOf(x.Attrs, semconv.CUDARequestOperation),
 			}[by]
 			if one && name != of {

@@ -35,6 +35,9 @@ func TestCost_ByServiceScopeAndRequest(t *testing.T) {
 	add := func(service, metric, scope, request string, values ...float64) {
 		rm := md.ResourceMetrics().AppendEmpty()
 		rm.Resource().Attributes().PutStr(semconv.ServiceName, service)
+		if service != "_idle" {
+			rm.Resource().Attributes().PutStr(semconv.ServiceNamespace, "search")
+		}
 		m := rm.ScopeMetrics().AppendEmpty().Metrics().AppendEmpty()
 		m.SetName(metric)
 		sum := m.SetEmptySum()
@@ -72,6 +75,7 @@ func TestCost_ByServiceScopeAndRequest(t *testing.T) {
 		{"by=service", []costGroup{
 			{"rag", 7, map[string]float64{"USD": 0.0065}}, {"llm", 6, map[string]float64{"USD": 0.0045}}, {"_idle", 0, map[string]float64{"USD": 0.002}},
 		}},
+		{"by=namespace", []costGroup{{"search", 13, map[string]float64{"USD": 0.011}}, {"", 0, map[string]float64{"USD": 0.002}}}},
 		{"by=scope", []costGroup{{"", 7, map[string]float64{"USD": 0.0085}}, {"forward", 6, map[string]float64{"USD": 0.0045}}}},
 		{"by=request&service=llm", []costGroup{{"POST /generate", 6, map[string]float64{"USD": 0.0045}}}},
 		{"by=host&host=x", []costGroup{}},
@@ -112,7 +116,7 @@ func TestUsage_SessionsOfGroup(t *testing.T) {
 	s, id := generated(t)
 	type usage struct{ Groups []usageGroup }
 	kernels := map[string]int64{}
-	for _, by := range []string{"service", "host", "run"} {
+	for _, by := range []string{"service", "namespace", "host", "run"} {
 		for _, g := range get[usage](t, s, "/api/v1/usage?by="+by).Groups {
 			var sum usageGroup
 			for _, x := range get[usage](t, s, "/api/v1/usage?by="+by+"&of="+url.QueryEscape(g.Name)).Groups {
@@ -127,7 +131,7 @@ func TestUsage_SessionsOfGroup(t *testing.T) {
 		}
 		assert.Empty(t, get[usage](t, s, "/api/v1/usage?of=none&by="+by).Groups, by)
 	}
-	assert.Equal(t, map[string]int64{"service": 4859, "host": 4859, "run": 4859}, kernels)
+	assert.Equal(t, map[string]int64{"service": 4859, "namespace": 4859, "host": 4859, "run": 4859}, kernels)
 }
 
 // TestUsage_SessionsOfScope compares the numbers of each scope with those of its sessions, and these

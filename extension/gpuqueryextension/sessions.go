@@ -14,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/semconv"
 )
 
 func (s *server) health(ctx context.Context, r *request) (any, error) {
@@ -108,8 +109,8 @@ type usageGroup struct {
 }
 
 func (s *server) usage(ctx context.Context, r *request) (any, error) {
-	const session, scope = 3, 4
-	by := r.choice("by", "service", "host", "run", "session", "scope")
+	const session, scope = 4, 5
+	by := r.choice("by", "service", "namespace", "host", "run", "session", "scope")
 	q := store.SessionQuery{Project: r.project, Service: r.text("service", 1000), Host: r.text("host", 1000), Limit: 1000}
 	q.From, q.To = r.absoluteInterval()
 	_, one := r.values["of"]
@@ -143,7 +144,7 @@ func (s *server) usage(ctx context.Context, r *request) (any, error) {
 	for i := range list[:min(len(list), most)] {
 		info := &list[i]
 		if by != scope {
-			name := []string{info.Service, info.Host, info.Run, info.ID}[by]
+			name := []string{info.Service, stringOf(info.Resource, semconv.ServiceNamespace), info.Host, info.Run, info.ID}[by]
 			if one && name != of {
 				continue
 			}

@@ -50,7 +50,7 @@ export const usageRoute = createRoute({
   path: "/usage",
   validateSearch: (s: Raw) =>
     optional({
-      by: oneOf(s.by, ["service", "host", "run", "session", "scope", "request"] as const),
+      by: oneOf(s.by, ["service", "namespace", "host", "run", "session", "scope", "request"] as const),
       service: text(s.service),
       host: text(s.host),
       rate: text(s.rate),

@@ -245,6 +245,7 @@ const views = {
   "compare shapes": () => `/compare?a=${of("minigpt").slice(10)}&b=${of("pytorch").slice(10)}&by=shape&q=softmax`,
   "compare scopes": () => `/compare?a=${of("minigpt").slice(10)}&b=${of("pytorch").slice(10)}&by=scope`,
   "usage by application": () => "/usage",
+  "usage by namespace": () => "/usage?by=namespace",
   "usage by host": () => "/usage?by=host",
   "usage by run": () => "/usage?by=run",
   "usage by session": () => "/usage?by=session",

@@ -718,7 +718,7 @@ export interface paths {
             cookie?: never;
         };
         /**
-         * Device time of whole sessions by service, host, run, session or top-level scope
+         * Device time of whole sessions by service, namespace of services, host, run, session or top-level scope
          * @description It sums the newest 999 sessions that overlap the interval, or the newest 100 with
          *     `by=scope`. `truncated` says that there are more. Overlapping kernels each count in full.
          */
@@ -3547,8 +3547,8 @@ export interface operations {
     getUsage: {
         parameters: {
             query?: {
-                by?: "service" | "host" | "run" | "session" | "scope";
-                /** @description The sessions of the group with this name, except with `by=session`. It is empty for outside every scope, and for sessions without a run */
+                by?: "service" | "namespace" | "host" | "run" | "session" | "scope";
+                /** @description The sessions of the group with this name, except with `by=session`. It is empty for outside every scope, and for sessions without a namespace or run */
                 of?: string;
                 service?: string;
                 host?: string;
@@ -3576,7 +3576,7 @@ export interface operations {
     getCost: {
         parameters: {
             query?: {
-                by?: "service" | "host" | "device" | "scope" | "request";
+                by?: "service" | "namespace" | "host" | "device" | "scope" | "request";
                 /** @description Only the group with this name, and the series that it is made of */
                 of?: string;
                 service?: string;

@@ -20,10 +20,15 @@ export function money(amount: number, currency: string): string {
 const significantAmount = (n: number): string =>
   new Intl.NumberFormat("en-US", { maximumSignificantDigits: 3 }).format(n);
 
+const nameless: Record<string, string> = {
+  namespace: "no namespace",
+  run: "no run",
+  scope: "outside every scope",
+  request: "outside every request",
+};
+
 const nameOf = (by: string, name: string): string =>
-  name === "_idle"
-    ? "idle devices"
-    : name || (by === "scope" ? "outside every scope" : by === "request" ? "outside every request" : "unknown");
+  name === "_idle" ? "idle devices" : name || (nameless[by] ?? "unknown");
 
 const heading = (by: string): string => (by === "service" ? "Application" : by.charAt(0).toUpperCase() + by.slice(1));
 
@@ -179,9 +184,9 @@ function Series({ by, of, filter }: { by: string; of: string; filter: Record<str
   );
 }
 
-const without = { service: "an application", host: "a host", run: "a run" };
+const without = { service: "an application", namespace: "a namespace", host: "a host", run: "a run" };
 
-type Grouping = "service" | "host" | "run" | "scope";
+type Grouping = "service" | "namespace" | "host" | "run" | "scope";
 
 /** GroupSessions are the sessions of a group. For a top-level scope, they are those in which it has kernels. */
 function GroupSessions({ by, of, filter }: { by: Grouping; of: string; filter: Record<string, string | undefined> }) {
@@ -278,6 +283,7 @@ export function Usage() {
             value={by}
             options={[
               ["service", "Application"],
+              ["namespace", "Namespace"],
               ["host", "Host"],
               ["run", "Run"],
               ["session", "Session"],
@@ -353,7 +359,7 @@ export function Usage() {
                   >
                     {t}
                   </Link>
-                ) : by === "scope" || !g.name ? (
+                ) : by === "scope" || by === "namespace" || !g.name ? (
                   <Link to="/usage" search={change({ of: `=${g.name}` })} {...num(made, value)}>
                     {t}
                   </Link>
@@ -364,7 +370,7 @@ export function Usage() {
                 );
               return (
                 <tr key={g.name}>
-                  <td>{by === "run" ? g.name || "no run" : nameOf(by, g.name)}</td>
+                  <td>{nameOf(by, g.name)}</td>
                   <td className={ui.right} title={exactDuration(g.kernel_ns)}>
                     {text("ns", g.kernel_ns, duration(g.kernel_ns))}
                   </td>
