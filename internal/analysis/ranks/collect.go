@@ -34,12 +34,16 @@ func FromSession(r store.Reader, info *store.SessionInfo) Input {
 }
 
 // Latest returns the first session of each rank, and those without a rank. The list has the sessions of one run, the
-// newest first: a run with the id of an earlier one takes its place.
+// newest first: a run with the id of an earlier one takes its place, also if it has fewer ranks.
 func Latest(list []store.SessionInfo) (latest []store.SessionInfo) {
 	seen := map[string]bool{}
+	size := -1
+	if len(list) > 0 {
+		size = number(list[0].RankSize)
+	}
 	for i := range list {
 		if r := list[i].Rank; r != "" {
-			if seen[r] {
+			if seen[r] || size > 0 && number(r) >= size {
 				continue
 			}
 			seen[r] = true
