@@ -67,7 +67,7 @@ SERVERS := $(TOOLS)/jaeger $(TOOLS)/ocb $(TOOLS)/prometheus $(TOOLS)/kafka/kafka
 # because some tests of the libraries start them.
 .PHONY: test
 test: ## Run all tests
-	$(MAKE) -j 2 test-unit servers
+	$(MAKE) -k -j 2 test-unit servers
 	$(MAKE) test-e2e
 
 .PHONY: servers
@@ -76,7 +76,7 @@ servers: $(SERVERS)
 # Three packages at a time, as below. Lint vets the same packages.
 .PHONY: test-unit
 test-unit: $(TOOLS)/gpux ## Test the libraries, with the race detector
-	GPUX_HOME=$(CURDIR)/$(TOOLS)/gpux $(GO) test -p 3 $(RACE) -vet=off -timeout 20m $(LIBRARIES)
+	GPUX_HOME=$(CURDIR)/$(TOOLS)/gpux $(GO) test -p 3 $(RACE) -vet=off -timeout 30m $(LIBRARIES)
 
 .PHONY: test-e2e
 test-e2e: build servers ## Test the binaries, with a real Jaeger, Prometheus, Kafka, S3 and ClickHouse engine

@@ -38,14 +38,14 @@ func (s *server) ranks(ctx context.Context, r *request) (any, error) {
 			sessions = append(sessions, info)
 		}
 	}
-	older := 0
+	older := false
 	if ids == nil {
 		all, err := s.store.Sessions(ctx, store.SessionQuery{Project: r.project, Run: run, Limit: maxRunSessions})
 		if err != nil {
 			return nil, err
 		}
 		sessions = ranks.Latest(all)
-		older = len(all) - len(sessions)
+		older = len(all) > len(sessions)
 		if len(sessions) > ranks.MaxRanks {
 			return nil, &status{http.StatusBadRequest, fmt.Sprintf("the run has more than %d sessions: select some with the parameter sessions", ranks.MaxRanks)}
 		}
@@ -67,8 +67,8 @@ func (s *server) ranks(ctx context.Context, r *request) (any, error) {
 	}
 	defer end()
 	result, err := ranks.Run(ctx, inputs, o)
-	if err == nil && older > 0 {
-		result.Problems = append(result.Problems, fmt.Sprintf("%d older sessions of the same ranks and run are left out.", older))
+	if err == nil && older {
+		result.Problems = append(result.Problems, "Older sessions of the same run are left out.")
 	}
 	return result, err
 }

@@ -33,7 +33,7 @@ type backend struct {
 	// the last sessions that were counted.
 	jobs       map[job]struct{}
 	stragglers map[straggler]struct{}
-	runs       []runKey
+	runs       []countedRun
 	counted    []session
 	rejected   atomic.Int64 // rows since the last warning
 	above      atomic.Bool  // the last retention left more than max_size

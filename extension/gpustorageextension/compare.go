@@ -120,8 +120,11 @@ func regression(info *store.SessionInfo, baseline store.Baseline, c *compare.Com
 	return &store.Batch{Project: info.Project, Session: info.ID, Origins: []store.Origin{{}, origin}, Logs: []store.Log{log}}
 }
 
-// runKey identifies a run of several sessions. A later run can have the same id.
-type runKey struct{ project, run, newest string }
+// countedRun is a run whose delays were counted. A later run can have the same id, but has other sessions.
+type countedRun struct {
+	project, run string
+	sessions     []string
+}
 
 // straggler is a rank that the others of a run waited for.
 type straggler struct {
@@ -140,8 +143,13 @@ func (b *backend) compareRanks(ctx context.Context, info *store.SessionInfo, of 
 	if err != nil || len(sessions) < 2 || len(sessions) > ranks.MaxRanks {
 		return err
 	}
-	run := runKey{info.Project, info.Run, sessions[0].ID}
-	if slices.Contains(b.runs, run) {
+	run := countedRun{info.Project, info.Run, nil}
+	for i := range sessions {
+		run.sessions = append(run.sessions, sessions[i].ID)
+	}
+	if slices.ContainsFunc(b.runs, func(c countedRun) bool {
+		return c.project == run.project && c.run == run.run && slices.ContainsFunc(c.sessions, func(id string) bool { return slices.Contains(run.sessions, id) })
+	}) {
 		return nil
 	}
 	var inputs []ranks.Input

@@ -25,7 +25,6 @@ const s = `/sessions/${encodeURIComponent(largest.id)}`;
 const { operations } = await api(`${s}/operations?operation=kernel&sort=duration&limit=20`);
 const op = operations[0];
 const at = Math.max(0, op.start - 3 * op.duration_ns);
-const other = sessions.find((x) => x.id !== largest.id && x.operations.kernel) ?? largest;
 const { nodes } = await api(`${s}/scopes`);
 const scope = nodes.filter((n) => n.instances > 1).toSorted((a, b) => b.total.kernel_ns - a.total.kernel_ns)[0];
 
@@ -36,6 +35,8 @@ const stacked = sessions.find((x) => x.service === "minigpt");
 const explained = sessions.find((x) => x.service === "slow_layer") ?? largest;
 // Of test/gpu/ranks/recordings.
 const ranked = sessions.find((x) => x.run && Number(x.rank_size) > 1);
+// Two sessions of one program.
+const [b, a] = sessions.filter((x) => x.run === ranked?.run);
 
 const pages = {
   sessions: "/",
@@ -55,7 +56,7 @@ const pages = {
   export: `${s}/timeline`,
   first: "/",
   login: "/",
-  compare: `/compare?a=${other.id}&b=${largest.id}`,
+  compare: `/compare?a=${a?.id}&b=${b?.id}`,
 };
 /** What a page needs before its screenshot. */
 const prepare = {

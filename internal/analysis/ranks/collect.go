@@ -34,12 +34,12 @@ func FromSession(r store.Reader, info *store.SessionInfo) Input {
 }
 
 // Latest returns the first session of each rank, and those without a rank. The list has the sessions of one run, the
-// newest first: a run with the id of an earlier one takes its place.
+// newest first: a run with the id of an earlier one takes its place, also with another number of ranks.
 func Latest(list []store.SessionInfo) (latest []store.SessionInfo) {
 	seen := map[string]bool{}
 	for i := range list {
 		if r := list[i].Rank; r != "" {
-			if seen[r] {
+			if seen[r] || list[i].RankSize != list[0].RankSize {
 				continue
 			}
 			seen[r] = true

@@ -146,10 +146,8 @@ func TestSelectLongest_EqualsSorting(t *testing.T) {
 
 func TestChooser_EqualDurations(t *testing.T) {
 	var c chooser
-	all := make([]candidate, 100_000)
-	start := time.Now()
-	assert.Equal(t, 1001, c.choose(all, 1, 1001))
-	assert.Less(t, time.Since(start), time.Minute)
+	// With quadratic work, the test would not end.
+	assert.Equal(t, 1001, c.choose(make([]candidate, 2_000_000), 1, 1001))
 }
 
 func TestBucket_Capacity(t *testing.T) {

@@ -197,7 +197,8 @@ func (v *view) loadChains(ctx context.Context) (*chains, error) {
 			return nil, err
 		}
 	}
-	return t, v.each(ctx, "SELECT coalesce(max(id), 0)::UINTEGER + 1, coalesce(max(seq), 0) + 1 FROM {chains}", nil, func(r *sql.Rows) error {
+	// A group may have the chain that another one replaced.
+	return t, v.each(ctx, "SELECT coalesce(max(id), 0)::UINTEGER + 1, coalesce(max(seq), 0) + 1 FROM (SELECT id, seq FROM {chains} UNION ALL SELECT chain, 0 FROM {top_groups})", nil, func(r *sql.Rows) error {
 		return r.Scan(&t.next, &t.seq)
 	})
 }

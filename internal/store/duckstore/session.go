@@ -386,8 +386,7 @@ func (s *Store) addLoaded(file string, info *segmentInfo) error {
 		traces: info.Traces,
 	}
 	if m := parseMark(info.Meta[topProperty]); m != nil {
-		seg.top.Store(m)
-		seg.topOps = seg.ops
+		seg.top.Store(m) // topOps is 0: operations after the mark may be many
 	}
 	seg.gapTail.forget(seg.newest[0])
 	sess.info.add(&seg.summary)

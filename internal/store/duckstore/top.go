@@ -78,7 +78,7 @@ func (s *Store) extendTops(ctx context.Context, sess *session, seg *segment, all
 	if m := seg.top.Load(); m != nil {
 		mark = *m
 	}
-	if sess.id == "" || seg.dropped || sess.stale() || seg.ops < s.topPart || !all && seg.ops-seg.topOps < s.topPart {
+	if seg.dropped || sess.stale() || seg.ops < s.topPart || !all && seg.ops-seg.topOps < s.topPart {
 		return nil
 	}
 	for last := false; !last; {
@@ -134,7 +134,8 @@ func (s *Store) moveMark(ctx context.Context, sess *session, seg *segment, from,
 	return tx.Commit()
 }
 
-// A group that does not fit into the share keeps no operations as a group. The ids of rows that a transaction inserts are larger than those before it.
+// A group that does not fit into the share keeps no operations as a group. The ids of rows that a transaction inserts
+// are larger than those before it, which it deletes.
 const moveMarkSQL = `
 CREATE OR REPLACE TEMP TABLE top_places AS
 WITH counted AS MATERIALIZED (SELECT place, count(*) AS n FROM {rows} GROUP BY 1),
@@ -201,7 +202,7 @@ type tops struct {
 // topOps returns nil if the session has no such rows. They have the path of a query, whose other conditions are those
 // of a filter.
 func (v *view) topOps(ctx context.Context, q *store.OpQuery, f filter, value string) (*tops, error) {
-	if v.sess.id == "" || q.Path != nil && v.stale {
+	if q.Path != nil && v.stale {
 		return nil, nil
 	}
 	t := &tops{complete: true, marks: map[*segment]*topMark{}}
@@ -221,7 +222,7 @@ func (v *view) topOps(ctx context.Context, q *store.OpQuery, f filter, value str
 	if !t.complete || len(t.marks) == 0 {
 		return nil, nil
 	}
-	list, err := v.topGroups(ctx, t.marks)
+	list, err := v.topGroups(ctx, t.marks, q.Path != nil)
 	if err != nil {
 		return nil, err
 	}
@@ -239,7 +240,7 @@ func (v *view) topOps(ctx context.Context, q *store.OpQuery, f filter, value str
 			continue
 		case !g.known:
 			unknown[g.seg] = append(unknown[g.seg], g.id)
-		case q.Path == nil || v.inside(v.folds.Names(g.names), *q.Path, q.Direct):
+		case v.inside(v.folds.Names(g.names), *q.Path, q.Direct):
 			inside[g.seg] = append(inside[g.seg], g.id)
 		default:
 			continue
@@ -319,22 +320,27 @@ type topGroup struct {
 	dur, queue sql.NullInt64
 }
 
-func (v *view) topGroups(ctx context.Context, marks map[*segment]*topMark) ([]topGroup, error) {
-	key := "top groups"
+// topGroups returns the groups with their paths, or without these one group for all that are alike.
+func (v *view) topGroups(ctx context.Context, marks map[*segment]*topMark, paths bool) ([]topGroup, error) {
+	key := fmt.Sprint("top groups ", paths)
 	for _, seg := range v.segments {
 		key += "|" + marks[seg].String()
 	}
+	query := "SELECT -1, kind, '', NULL, false, max(dur_ns), max(queue_ns) FROM %s.top_groups GROUP BY kind"
+	if paths {
+		query = fmt.Sprintf("SELECT coalesce(g.id, -1), kind, scope_path, c.key, c.id IS NOT NULL, dur_ns, queue_ns FROM %%s.top_groups g "+
+			"LEFT JOIN %s c ON c.id = CASE kind WHEN %d THEN g.chain END AND c.state = 0", latestChains, groupChain)
+	}
 	return cached(v, key, func() (list []topGroup, rows int, err error) {
 		for seg := range marks {
-			err = v.each(ctx, "SELECT coalesce(g.id, -1), kind, scope_path, c.key, c.id IS NOT NULL, dur_ns, queue_ns FROM "+seg.alias+".top_groups g LEFT JOIN "+latestChains+
-				" c ON kind = ? AND c.id = g.chain AND c.state = 0", []any{groupChain}, func(r *sql.Rows) error {
+			err = v.each(ctx, fmt.Sprintf(query, seg.alias), nil, func(r *sql.Rows) error {
 				g := topGroup{seg: seg}
 				var path string
 				var key []byte
 				err := r.Scan(&g.id, &g.kind, &path, &key, &g.known, &g.dur, &g.queue)
 				if g.known {
 					g.names = splitKey(string(key))
-				} else if g.kind == groupPath {
+				} else if g.kind == groupPath && paths {
 					g.names, g.known = scopePaths{}.place(&store.Place{ScopePath: path}), true
 				}
 				list = append(list, g)

@@ -6,6 +6,7 @@ package duckstore
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"testing"
 
@@ -142,4 +143,77 @@ func TestStore_TopOps(t *testing.T) {
 	}
 	q := store.OpQuery{Session: "a", Sort: store.ByDuration, Limit: 1000}
 	assert.NotEqual(t, pages(want, q), pages(got, q))
+}
+
+// pathPages returns the spans of short and long first pages of each path by duration, with all below it.
+func pathPages(t *testing.T, s *Store) map[string][]store.SpanID {
+	nodes, err := s.Scopes(t.Context(), "", "a")
+	require.NoError(t, err)
+	pages := map[string][]store.SpanID{}
+	for i, n := range nodes {
+		for _, limit := range []int{12, 100} {
+			page, err := s.Ops(t.Context(), store.OpQuery{Session: "a", Sort: store.ByDuration, Limit: limit, Path: &n.Path})
+			require.NoError(t, err)
+			name := fmt.Sprint(i, " ", n.Name, " ", limit)
+			pages[name] = []store.SpanID{}
+			for _, o := range page.Rows {
+				pages[name] = append(pages[name], o.Op.Span)
+			}
+		}
+	}
+	return pages
+}
+
+// The chain of a group is replaced by another one when a parent arrives. A writer that reads the chains again gives its
+// id to no new one.
+func TestStore_TopOpsOfReplacedChain(t *testing.T) {
+	got, want := openStore(t, Config{Directory: t.TempDir()}), openStore(t, Config{Directory: t.TempDir()})
+	got.keptTop, got.keptGroup, got.fewOps, got.topPart, got.gapLag = 20, 16, 60, 60, 1e6
+	put := func(at int64, n int, parent store.SpanID, dur int64, spans ...store.Span) {
+		b := batch("a", at, n)
+		for _, p := range spans {
+			p.StartNs, p.EndNs, p.Operation = at, at+1e5, "scope"
+			b.Spans = append(b.Spans, p)
+		}
+		b.Places = append(b.Places, store.Place{Key: uint64(at), Parent: parent})
+		for i := range b.Ops {
+			b.Ops[i].Place, b.Ops[i].EndNs = uint32(len(b.Places)-1), b.Ops[i].StartNs+dur+int64(i)
+		}
+		write(t, got, b)
+		write(t, want, b)
+	}
+	put(1e18, 30, 2, 10, store.Span{Span: 1, Name: "train"}, store.Span{Span: 2, Parent: 1, Name: "layer"})
+	put(1e18+1e6, 80, 11, 1000, store.Span{Span: 11, Parent: 10, Name: "layer"})
+	put(1e18+20e6, 70, 0, 1)
+	put(1e18+21e6, 1, 0, 1) // moves the mark
+	put(1e18+22e6, 1, 0, 1, store.Span{Span: 10, Name: "train"})
+	require.Equal(t, pathPages(t, want), pathPages(t, got))
+	got.write.Lock()
+	got.sessions[sessionKey{"", "a"}].forget()
+	got.write.Unlock()
+	put(1e18+23e6, 1, 0, 1, store.Span{Span: 20, Name: "eval"})
+	assert.Equal(t, pathPages(t, want), pathPages(t, got))
+}
+
+// The groups of many paths keep no more than their share.
+func TestStore_TopShare(t *testing.T) {
+	got, want := openStore(t, Config{Directory: t.TempDir()}), openStore(t, Config{Directory: t.TempDir()})
+	got.keptTop, got.keptGroup, got.fewOps, got.topPart = 2, 10, 60, 60
+	b := batch("a", 1e18, 3000)
+	for i := range 100 {
+		b.Places = append(b.Places, store.Place{Key: 100 + uint64(i), ScopePath: fmt.Sprint("train|", string(rune('a'+i%26)), string(rune('a'+i/26)))})
+	}
+	for i := range b.Ops {
+		b.Ops[i].Place, b.Ops[i].EndNs = uint32(len(b.Places)-1-i%100), b.Ops[i].StartNs+int64(i*i%997)
+	}
+	write(t, got, b)
+	write(t, want, b)
+	require.NoError(t, got.Seal(t.Context(), "", "a"))
+	seg := got.sessions[sessionKey{"", "a"}].segments[0]
+	require.NoError(t, got.acquire(t.Context(), seg))
+	defer got.release(seg)
+	var kept int
+	require.NoError(t, got.db.QueryRowContext(t.Context(), "SELECT count(*) FROM "+seg.alias+".top_ops").Scan(&kept))
+	assert.Equal(t, 80, kept, "10 of each of 8 paths, by duration only: a sixteenth of 3,000 is less than 9 times 2 times 11")
+	assert.Equal(t, pathPages(t, want), pathPages(t, got))
 }

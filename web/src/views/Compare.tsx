@@ -305,11 +305,7 @@ function Verdict({ c }: { c: Comparison }) {
   return (
     <section className={ui.verdict} aria-label="Verdict">
       <div className={ui.row}>
-        {c.verdict === "same" ? (
-          <Badge>{c.step ? "same step time" : "same kernel times"}</Badge>
-        ) : (
-          <Result status={c.verdict} />
-        )}
+        {c.verdict === "same" ? <Badge>no significant difference</Badge> : <Result status={c.verdict} />}
         <strong>{c.text}</strong>
         <span className={ui.spacer} />
         {side("A", c.session_a, c.a)}
@@ -364,8 +360,9 @@ function Confidence({ t }: { t: Schemas["CompareTest"] | undefined }) {
   return (
     <p data-testid="confidence">
       With 95 % confidence, the step time changed by {signedPercent(Math.max(-1, t.low / t.a))} to{" "}
-      {signedPercent(t.high / t.a)}. If nothing had changed, a difference this large or larger would have a probability
-      of {percent(t.p_adjusted)} (corrected for the number of tests). A change is reported if it is at most 5 %.
+      {signedPercent(t.high / t.a)} (not corrected). If nothing had changed, a difference this large or larger would
+      have a probability of {percent(t.p_adjusted)} (corrected for the number of tests). A change is reported if it is
+      at most 5 %.
     </p>
   );
 }

@@ -128,7 +128,7 @@ function Advice({ a }: { a: Answer }) {
                   <span key={e.span}>
                     {i > 0 && " · "}
                     <Show r={r} span={e.span} start={e.start} ns={1}>
-                      {`${e.name || e.span} at ${offset(e.start, 1000)}`}
+                      {`${e.name || e.span} at ${offset(e.start, 1000)} of rank ${r.rank}`}
                     </Show>
                   </span>
                 ))}

@@ -168,6 +168,14 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
               filter
             </Link>
           )}
+          {s.rank !== undefined &&
+            (s.run ? (
+              <Link to="/ranks" search={{ run: s.run } as never} title="Which rank of the run the others waited for">
+                rank {s.rank}
+              </Link>
+            ) : (
+              <span className={ui.muted}>rank {s.rank}</span>
+            ))}
           <span className={`${ui.muted} ${ui.mono}`}>{s.id.length > 20 ? `${s.id.slice(0, 13)}…` : s.id}</span>
         </div>
       </td>
@@ -231,17 +239,9 @@ function Row({ s, pin, compareWith }: { s: Session; pin: (() => void) | undefine
         {s.run && (
           <>
             {" · "}
-            <Link to="/" search={(o) => ({ ...o, run: s.run, cursor: undefined })}>
-              {s.run.slice(0, 12)}
+            <Link to="/" search={(o) => ({ ...o, run: s.run, cursor: undefined })} title={s.run}>
+              {s.run.length > 20 ? `${s.run.slice(0, 19)}…` : s.run}
             </Link>
-            {s.rank !== undefined && (
-              <>
-                {" · "}
-                <Link to="/ranks" search={{ run: s.run } as never} title="Which rank of the run the others waited for">
-                  rank {s.rank}
-                </Link>
-              </>
-            )}
           </>
         )}
       </td>

@@ -69,8 +69,8 @@ func FreePort(t testing.TB) string {
 
 // takeBlock adds the ports of a block that no other process has locked. The lock ends with the process.
 func takeBlock(blocks int) {
-	dir := filepath.Join(os.TempDir(), "gpuflight-test-ports")
-	_ = os.MkdirAll(dir, 0o755)
+	dir := filepath.Join(os.TempDir(), "gpuflight-test-ports-"+strconv.Itoa(os.Getuid()))
+	_ = os.MkdirAll(dir, 0o700)
 	for _, block := range rand.Perm(blocks) {
 		f, err := os.OpenFile(filepath.Join(dir, strconv.Itoa(block)), os.O_CREATE|os.O_RDWR, 0o600)
 		if err != nil {
