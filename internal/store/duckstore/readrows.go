@@ -454,7 +454,8 @@ func (v *view) inside(names []string, path uint32, direct bool) bool {
 	return false
 }
 
-// insidePath returns a condition for the operations of a path, from the chains. Their places are among some.
+// insidePath returns a condition for the operations of a path, from the chains. It is SQL, and so are the places that
+// it considers.
 func (v *view) insidePath(ctx context.Context, path uint32, direct bool, places string) (string, error) {
 	inside := func(names []string) bool { return v.inside(names, path, direct) }
 	known, chains := []string{"4294967295"}, []string{"4294967295"} // no chain has this id

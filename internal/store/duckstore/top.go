@@ -190,8 +190,8 @@ func (w *transaction) keepTop(o *store.Op, values []driver.Value) error {
 	return w.append("top_ops", append(slices.Clone(values), nil)...)
 }
 
-// tops is where a page by value may find its first operations: rows that meet a filter. They are all that do, or those
-// whose values exceed a bound unless complete, as long as the segments have the marks.
+// tops says where the first operations of a page by value are: rows that meet a filter. If complete, these are all
+// operations of the query, else those whose values exceed a bound. This holds as long as the segments have the marks.
 type tops struct {
 	rows     string
 	filter   filter
@@ -199,8 +199,7 @@ type tops struct {
 	marks    map[*segment]*topMark
 }
 
-// topOps returns nil if the session has no such rows. They have the path of a query, whose other conditions are those
-// of a filter.
+// topOps returns nil if the session has no such rows. The filter has all conditions of the query except its path.
 func (v *view) topOps(ctx context.Context, q *store.OpQuery, f filter, value string) (*tops, error) {
 	if q.Path != nil && v.stale {
 		return nil, nil
@@ -289,8 +288,9 @@ func (v *view) topOps(ctx context.Context, q *store.OpQuery, f filter, value str
 // maxUsed is the number of places up to which usedPlaces excludes others.
 const maxUsed = 1 << 17
 
-// usedPlaces is SQL for the places that some operations have, among others, or "" if they have none. Most are the
-// newest ones, and DuckDB skips the others by their ids. It would join all places if it had the ids as a query.
+// usedPlaces returns SQL for places that include those of some operations, or "" if there are no such operations.
+// Most of them are the newest places, and DuckDB skips the others by their ids. With a subquery in the place of the
+// ids, it would join all places.
 func (v *view) usedPlaces(ctx context.Context, rows string, f filter) (string, error) {
 	var ids []uint32
 	err := v.each(ctx, "SELECT DISTINCT place FROM "+rows+f.where()+" ORDER BY 1 LIMIT ?", append(slices.Clone(f.args), maxUsed), func(r *sql.Rows) error {
@@ -354,7 +354,7 @@ func (v *view) topGroups(ctx context.Context, marks map[*segment]*topMark, paths
 	})
 }
 
-// marked reports whether the segments have marks. They then had them since the marks were found: a mark never returns.
+// marked reports whether the segments still have marks. No mark is used twice, so they had the same ones in between.
 func (v *view) marked(ctx context.Context, marks map[*segment]*topMark) (same bool, err error) {
 	var parts []string
 	for seg, m := range marks {
