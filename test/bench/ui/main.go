@@ -195,7 +195,8 @@ const (
 	analysis
 )
 
-// requests measures the requests behind each view. Windows are a hundredth of the session, each at
+// requests measures the requests behind each view, after a first analysis: the store keeps its parts, and a
+// request computes for 20 s at most. Windows are a hundredth of the session, each at
 // another place, as those of somebody who looks around.
 func requests(base string) error {
 	id, _, length, err := largest(base)
@@ -238,6 +239,20 @@ func requests(base string) error {
 		return errors.New("the session has no operation in its second half")
 	}
 	op := found.Operations[0]
+	begin := time.Now()
+	for complete := false; !complete; {
+		var analysed struct {
+			Complete bool `json:"complete"`
+		}
+		if err := getJSON(base+"/api/v1"+session+"/analysis", &analysed); err != nil {
+			return err
+		}
+		complete = analysed.Complete
+		if !complete && time.Since(begin) > 10*time.Minute {
+			return errors.New("the first analysis is not complete after 10 minutes")
+		}
+	}
+	fmt.Printf("the first analysis of the whole session took %v\n", time.Since(begin).Round(100*time.Millisecond))
 	fmt.Println("request                                    n    p50    p95    max (ms)")
 	random := rand.New(rand.NewPCG(3, 4))
 	var slow []string
