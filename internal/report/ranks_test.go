@@ -3,6 +3,7 @@
 package report
 
 import (
+	"bytes"
 	"cmp"
 	"slices"
 	"strings"
@@ -62,6 +63,10 @@ func TestRanks_NCCL(t *testing.T) {
 	for i := range alone {
 		assert.EqualValues(t, 60, alone[i].Steps.Count)
 	}
+
+	var text bytes.Buffer
+	require.NoError(t, WriteRanks(&text, got, 1, 100))
+	assert.Regexp(t, `WAITED +COMM +EXPOSED +OVERLAPPED +MATCHED +HOST\n +0 .+ 416.99ms +450.76ms +450.76ms +0ns +743/743 +vm`, text.String())
 
 	slow := got.Ranks[1]
 	require.NotEmpty(t, got.Findings)
@@ -153,6 +158,10 @@ func TestRanks_Gloo(t *testing.T) {
 			assert.LessOrEqual(t, *slow.Offset.MinNs, int64(1_234_567_890))
 			assert.GreaterOrEqual(t, *slow.Offset.MaxNs, int64(1_234_567_890))
 			assert.Less(t, *slow.Offset.MaxNs-*slow.Offset.MinNs, int64(700_000))
+
+			var text bytes.Buffer
+			require.NoError(t, WriteRanks(&text, got, 1, 100))
+			assert.NotContains(t, text.String(), "EXPOSED", "no collective is a kernel")
 
 			// A delay is before the first all-reduce of its step.
 			slices.SortFunc(got.Collectives, func(a, b ranks.Together) int { return cmp.Compare(a.Parts[0].Enter, b.Parts[0].Enter) })
