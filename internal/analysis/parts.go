@@ -591,8 +591,9 @@ func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, i int, key 
 		a.profile = &profiler{}
 		a.profile.begin(a)
 	}
-	a.profile.earliest, a.grouping = p.from, true
-	defer func() { a.grouping = o.profile != nil }()
+	times := a.profile.times
+	a.profile.earliest, a.profile.times, a.grouping = p.from, false, true // groups are kept too
+	defer func() { a.profile.times, a.grouping = times, o.profile != nil }()
 	return a.aside(p.counted, func() error {
 		if err := a.sweep(ctx, a.scanned(k, i), begin, p.to, o.Deadline); err != nil {
 			return err
@@ -674,7 +675,9 @@ func (a *analysis) useGroups(ctx context.Context, k keeper, p *part, part []byte
 	a.profile.many = a.profile.many || more
 	for id, g := range all {
 		if t := tallies[id]; t != nil {
-			t.groups = g
+			if t.groups = g; a.profile.times {
+				clear(g.all[:])
+			}
 		}
 	}
 	return true, nil
