@@ -327,6 +327,7 @@ func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Opti
 	if err := a.planned(); err != nil {
 		return err
 	}
+	a.tail = a.sweepTail(ctx, k, first, o)
 	for i := range a.parts {
 		p := &a.parts[i]
 		begin := max(p.from, a.from)
@@ -345,6 +346,8 @@ func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Opti
 			sweep := func() error { return a.sweep(ctx, a.scanned(k, i), begin, min(p.to, a.to), o.Deadline) }
 			var err error
 			switch {
+			case a.tail != nil && i == len(a.parts)-1 && bytes.Equal(a.tail.before, a.carries()):
+				err = a.join(a.tail)
 			case a.update == nil || a.update.last:
 				err = sweep()
 			case i == len(a.parts)-1:
@@ -362,6 +365,58 @@ func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Opti
 		}
 	}
 	return nil
+}
+
+// tail is a sweep over the last part, which the end of the interval cuts, beside those over the parts before. It begins
+// with the carries after the kept part before it.
+type tail struct {
+	*analysis
+	ahead  *ahead
+	before []byte // carries
+	wait   func() error
+}
+
+// sweepTail begins the tail. It returns nil without such a part, and if groups are needed: their cells would differ.
+func (a *analysis) sweepTail(ctx context.Context, k keeper, first int64, o Options) *tail {
+	i := len(a.parts) - 1
+	if a.ahead[i] == nil || i == 0 || !a.usable(&a.parts[i-1], first) || a.profile != nil && !a.profile.times {
+		return nil
+	}
+	kept, t := readPart(ctx, k, a.parts[i-1].name), a.again(a.to)
+	if kept.c == nil || !kept.c.in.OK() || !t.setCarries(kept.after) {
+		return nil
+	}
+	t.shapes = map[uint32]*shapeInfo{}
+	if a.grouping {
+		p := *a.profile
+		p.a, p.paths = t, p.paths.clone()
+		t.profile, t.grouping = &p, true
+	}
+	x := &tail{analysis: t, ahead: a.ahead[i], before: t.carries()}
+	src := a.scanned(k, i)
+	delete(a.ahead, i)
+	x.wait = start(func() error { return t.sweep(ctx, src, a.parts[i].from, a.to, o.Deadline) })
+	return x
+}
+
+// join adds the tail, whose carries before are those of the analysis.
+func (a *analysis) join(t *tail) error {
+	err := t.wait()
+	a.reached = t.reached
+	a.counts.add(&t.counts)
+	for _, x := range t.order {
+		d := a.devices[x.id]
+		if d == nil {
+			d = a.newDevice(x.id, x.model, x.index)
+		}
+		d.carry = x.carry
+		d.steps.base = d.steps.base.shift(&mark{sums: d.sums, pageable: d.pageable})
+		d.merge(&x.tally)
+	}
+	if a.grouping {
+		a.profile.many = a.profile.many || t.profile.many
+	}
+	return err
 }
 
 // countParts sets the present numbers of operations of kept parts. If the session has as many operations

@@ -510,6 +510,10 @@ func newPathTree() *pathTree {
 	return &pathTree{all: make([]pathNode, 1), ids: map[pathNode]int32{}, spans: map[store.SpanID]int32{}, texts: map[string]int32{}}
 }
 
+func (p *pathTree) clone() *pathTree {
+	return &pathTree{slices.Clone(p.all), maps.Clone(p.ids), maps.Clone(p.spans), maps.Clone(p.texts)}
+}
+
 // add adds scopes with those around them.
 func (p *pathTree) add(scopes []Scope) {
 	byID := make(map[store.SpanID]*Scope, len(scopes))
