@@ -226,8 +226,9 @@ type analysis struct {
 	parts     []part         // that cover the interval
 	scopeSums scopeSums      // for the keys of parts
 	ahead     map[int]*ahead // of parts that the interval cuts
-	tail      *tail          // nil if there is none
 	kept      chan *keptPart // the usable ones in order, nil in an update
+
+	tail *tail // nil if there is none
 }
 
 // counts is what an analysis counts of all devices.

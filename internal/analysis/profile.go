@@ -177,7 +177,8 @@ type profiler struct {
 	more         bool  // the sweep had too many scopes
 	many         bool  // a sweep of the interval had too many
 	earliest     int64 // start of a launch, since the begin of the part
-	times        bool  // only the times of scopes are needed, and no groups
+	// times says that only the times of scopes are needed, and no groups.
+	times bool
 }
 
 // begin is called when the scopes that decide which ones are steps are known. If there are others, each sweep sets its
