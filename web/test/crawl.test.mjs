@@ -318,7 +318,7 @@ const unlinked = new Map(
       "Parts of collectives: Rank", // the sum of those that are not listed
       "Parts of collectives: Waited",
       "Sessions: Duration",
-      "Sessions: Size",
+      "Sessions: Size on disk",
       "Sessions: Started",
       "Slow steps: Number",
       "Slow steps: Start",
