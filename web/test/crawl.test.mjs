@@ -88,6 +88,7 @@ function made(number, rows) {
       return Math.round(sum(rows, "ns") / rows.length);
     case "max":
       return Math.max(...(number.of ? column(number.of) : rows.map((r) => r.ns)));
+    case "p10":
     case "p50":
     case "p95":
     case "p99":
@@ -130,13 +131,30 @@ async function shown(page, href) {
   return page.evaluate(() => [...document.querySelectorAll("[data-row]")].map((e) => JSON.parse(e.dataset.row)));
 }
 
+/** launchOf has the values of a launch that count for the launch rate: of calls up to 1 ms, at most 100 µs apart. */
+function launchOf(o, before, next) {
+  if (o.launch_start === undefined) return {};
+  next(o.launch_start);
+  const [call, interval] = [o.launch_end - o.launch_start, o.launch_start - before];
+  return {
+    values: {
+      ...(call <= 1_000_000 ? { call } : {}),
+      ...(interval > 0 && interval <= 100_000 ? { interval } : {}),
+    },
+  };
+}
+
 /** operations reads all rows that the page of operations has in parts. Its parameters are those of the API. */
 async function operations(href) {
   const url = new URL(href.replace("/launches", "/operations"), `${base}/api/v1/`);
   url.pathname = `/api/v1${url.pathname}`;
   url.searchParams.set("limit", "20000");
+  const calls = url.searchParams.has("calls");
+  url.searchParams.delete("calls");
   const { operations } = await (await fetch(url)).json();
+  let before;
   return operations.map((o) => ({
+    ...(calls && launchOf(o, before, (start) => (before = start))),
     ns: o.duration_ns,
     queue: o.queue_ns ?? 0,
     bytes: o.bytes ?? 0,
@@ -325,6 +343,8 @@ const unlinked = new Map(
       "Small kernels: Grid, block",
       "Small kernels: Grid fill",
       "Small kernels: Kernel too small for the device", // the number of those that are not listed
+      "Small kernels: Launches", // the same
+      "Small kernels: Total", // the sum of those that are not listed
       "Small kernels: Occupancy",
       "Small kernels: Waves",
     ],
@@ -411,10 +431,10 @@ describe("every number is made of the rows that it links to", () => {
           if (!pages.has(n.href)) pages.set(n.href, await shown(page, n.href));
           assert.equal(made(n, pages.get(n.href)), n.value, `${n.text}: the rows of ${n.href}`);
         }
-        // The store keeps a histogram of durations and of times in the queue. Shares of launches without a host stack are estimates.
+        // The store keeps a histogram of durations, of times in the queue and of launches. Shares of launches without a host stack are estimates.
         const estimate = !Number.isInteger(n.value) && ["ns", "kernels"].includes(n.made);
         const slack =
-          /^p\d/.test(n.made) && (!n.of || n.of === "queue")
+          /^p\d/.test(n.made) && (!n.of || ["queue", "call", "interval"].includes(n.of))
             ? 0.033 * n.value
             : fraction
               ? 1e-9
@@ -442,6 +462,19 @@ describe("what limits scopes and launches", () => {
       await page.getByTestId("launches").innerText(),
       "Launches: one every 10.5 µs (median). A call takes 5.76 µs, and at the 10th percentile 4.22 µs, with recording.",
     );
+    // Each number of the text of an advice that has rows is a link to them.
+    const linked = await page
+      .getByRole("region", { name: "Advice" })
+      .locator("li")
+      .evaluateAll((all) => all.map((li) => [...li.querySelectorAll("p:first-child a")].map((a) => a.textContent)));
+    assert.deepEqual(linked, [
+      ["32.7 ms"],
+      ["7.52 ms"],
+      ["1.49 ms", "2.52 ms", "1.09 ms"],
+      ["3.76 ms", "4.97 ms"],
+      ["39.5 ms"],
+      ["37.8 ms"],
+    ]);
     assert.deepEqual(await cells(page.getByRole("table", { name: "Small kernels" })), [
       [
         "vectorized_elementwise_kernel",
@@ -453,7 +486,7 @@ describe("what limits scopes and launches", () => {
         "< 0.001",
         "100 % warps, registers",
       ],
-      ["1 other kernel", "", "", "", "1.85 µs", "", "", ""],
+      ["1 other kernel", "", "2", "1.86 µs", "1.85 µs", "", "", ""],
     ]);
     const late = page.getByRole("table", { name: "Limits of scopes" }).getByTitle("3,750 of 3,750 launches");
     assert.equal(await late.count(), 1);
@@ -527,6 +560,24 @@ describe("what is said in words", () => {
     const page = await open("/ranks?run=nccl-host");
     const row = page.getByRole("table", { name: "Largest delays" }).locator("tbody tr").first();
     assert.equal(await row.locator("td").last().innerText(), "rank 0 · rank 1");
+    await close(page);
+  });
+
+  test("the advice about communication leads to the ranks", async () => {
+    const page = await open(`${of("unknown_service:python3.12")}/findings`);
+    await page.getByRole("region", { name: "Advice" }).getByRole("link", { name: "view Ranks" }).click();
+    await page.waitForURL(/ranks\?run=nccl-host$/);
+    await page.getByRole("table", { name: "Ranks" }).waitFor();
+    await close(page);
+  });
+
+  test("the full name of a kernel", async () => {
+    const { operations, shapes } = await api(`${of("pytorch")}/operations?operation=kernel&sort=duration&limit=1`);
+    const page = await open(await views.launch());
+    const name = page.getByLabel("Inspector").getByText(shapes[0].full_name, { exact: true });
+    assert.ok(shapes[0].full_name.length > operations[0].name.length);
+    const [hidden, cut] = await name.evaluate((e) => [e.scrollHeight - e.clientHeight, e.scrollWidth - e.clientWidth]);
+    assert.deepEqual([hidden, cut], [0, 0]);
     await close(page);
   });
 
