@@ -4,7 +4,7 @@
 // row in src/ui/parts.tsx mark numbers and rows.
 import assert from "node:assert/strict";
 import { before, describe, test } from "node:test";
-import { api, base, close, eventually, lines, open, send, visit } from "./browser.mjs";
+import { api, base, close, eventually, lines, open, send, serious, settled, visit } from "./browser.mjs";
 
 let sessions;
 const of = (service) => {
@@ -588,6 +588,55 @@ describe("what is said in words", () => {
       .waitFor();
     await close(page);
   });
+});
+
+test("12 Tabs lead from the link to Findings to the kernel of the slow step", async () => {
+  const page = await open(`${of("slow_layer")}/timeline`);
+  await page.getByRole("link", { name: "Findings", exact: true }).focus();
+  await page.keyboard.press("Enter");
+  await page.waitForURL(/findings/);
+  await settled(page);
+  const kernel = (await api(`${of("slow_layer")}/analysis`)).steps.outliers[0].kernel;
+  const focused = () => page.evaluate(() => document.activeElement.textContent);
+  const seen = [];
+  while (seen.length < 12 && seen.at(-1) !== kernel) {
+    await page.keyboard.press("Tab");
+    seen.push(await focused());
+    if (seen.at(-1) === "Skip to the table: Slow steps") await page.keyboard.press("Enter");
+  }
+  assert.equal(seen.at(-1), kernel, String(seen));
+  await page.keyboard.press("Enter");
+  await page.waitForURL(/launches.*name=/);
+  await settled(page);
+  const rows = await page
+    .getByRole("table", { name: "Operations" })
+    .locator("tbody tr td:nth-child(3)")
+    .allInnerTexts();
+  assert.deepEqual(rows, ["2.67 ms", "2.67 ms", "2.67 ms", "2.67 ms"]);
+  await close(page);
+});
+
+describe("axe-core finds nothing serious at 1,280 px and at 390 px", () => {
+  for (const name of [
+    "findings of a rank",
+    "findings of a launch-bound program",
+    "steps",
+    "gaps of a cause",
+    "kernels to fuse",
+    "critical path",
+    "launch",
+    "measured interval",
+    "ranks",
+    "collectives of a rank",
+    "compare steps",
+    "usage by application",
+    "usage by scope",
+  ])
+    test(name, async () => {
+      const page = await open(await views[name]());
+      assert.deepEqual(await serious(page), []);
+      await close(page);
+    });
 });
 
 test("keys lead to the first row of a table and from row to row", async () => {
