@@ -40,7 +40,7 @@ Flags:
 func runRanks(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs := flag.NewFlagSet("ranks", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
-	run := fs.String("run", "", "cuda.run.id of the sessions")
+	run := fs.String("run", "", "cuda.run.id of the sessions; required if files have several runs")
 	address := fs.String("url", "http://127.0.0.1:8686", "address of the Collector's query API")
 	top := fs.Int("top", 10, "collectives with the largest delays; at most 10000")
 	asJSON := fs.Bool("json", false, "print one object of JSON instead of tables")

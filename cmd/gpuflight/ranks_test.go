@@ -43,7 +43,7 @@ func TestRanks_Files(t *testing.T) {
 		t.Fatalf("status %d: %s", code, stderr)
 	}
 	for _, want := range []string{
-		"3 ranks, 30 collectives of several ranks", "rank 2    rank 0  -2600.0", "1. Rank 1 came last in 1", "Cause: more idle time by the cause host code",
+		"3 ranks, 30 collectives of several ranks", "rank 2    rank 0  -2600.0", "1. Rank 1 came last in 1", "Cause in the 8 largest delays: more idle time by the cause host code",
 		"ncclDevKernel_AllReduce_Sum_f32_RING_LL",
 	} {
 		if !strings.Contains(strings.ReplaceAll(stdout, "\n   ", " "), want) {

@@ -141,13 +141,21 @@ func WriteRanks(out io.Writer, r *ranks.Result, top, width int) error {
 	return err
 }
 
+// writeRanks prints a row for each rank, without the columns of communication if no collective is a kernel.
 func writeRanks(out io.Writer, r *ranks.Result, width int) {
-	t := table{head: []string{"RANK", "LAST", "CERTAIN", "LATE", "WAITED", "COMM", "EXPOSED", "OVERLAPPED", "MATCHED", "HOST"}}
+	kernels := slices.ContainsFunc(r.Ranks, func(x ranks.Rank) bool { return x.CommunicationNs > 0 })
+	columns := func(cells ...string) []string {
+		if !kernels {
+			cells = slices.Delete(cells, 5, 8)
+		}
+		return cells
+	}
+	t := table{head: columns("RANK", "LAST", "CERTAIN", "LATE", "WAITED", "COMM", "EXPOSED", "OVERLAPPED", "MATCHED", "HOST")}
 	for i := range r.Ranks {
 		x := &r.Ranks[i]
-		t.add(strconv.Itoa(x.Rank), Count(uint64(x.Last)), Count(uint64(x.Proven)), Time(time.Duration(x.LateNs)), Time(time.Duration(x.WaitedNs)),
+		t.add(columns(strconv.Itoa(x.Rank), Count(uint64(x.Last)), Count(uint64(x.Proven)), Time(time.Duration(x.LateNs)), Time(time.Duration(x.WaitedNs)),
 			Time(time.Duration(x.CommunicationNs)), Time(time.Duration(x.ExposedNs)), Time(time.Duration(x.OverlappedNs)),
-			Count(uint64(x.Matched))+"/"+Count(uint64(x.Collectives)), x.Host)
+			Count(uint64(x.Matched))+"/"+Count(uint64(x.Collectives)), x.Host)...)
 	}
 	t.write(out, width)
 	fmt.Fprintln(out)

@@ -3,6 +3,7 @@
 package report
 
 import (
+	"bytes"
 	"cmp"
 	"slices"
 	"strings"
@@ -18,17 +19,24 @@ import (
 	"github.com/gpuflight/gpuflight/internal/recording/otlp"
 )
 
-// TestRanks_NCCL reads two ranks that trained on two H200 and were connected by NVLink. Rank 1 slept for 15 ms in
-// every third of 60 steps, and its clock is moved by 1,234,567,890 ns: test/gpu/ranks.py.
-func TestRanks_NCCL(t *testing.T) {
+// recordedRanks reads and compares two ranks of test/gpu/ranks.py.
+func recordedRanks(t *testing.T, run string) (*Causes, *ranks.Result) {
+	t.Helper()
 	var c Causes
 	for _, rank := range []string{"0", "1"} {
-		_, err := ReadTelemetry("../../test/gpu/ranks/recordings/nccl-host-"+rank+".otlp.jsonl.gz",
+		_, err := ReadTelemetry("../../test/gpu/ranks/recordings/"+run+"-"+rank+".otlp.jsonl.gz",
 			otlp.Handler{Traces: c.Traces, Logs: func(plog.Logs) {}, Metrics: func(pmetric.Metrics) {}})
 		require.NoError(t, err)
 	}
 	got, err := c.Ranks(t.Context(), "", 1000)
 	require.NoError(t, err)
+	return &c, got
+}
+
+// TestRanks_NCCL reads two ranks that trained on two H200 and were connected by NVLink. Rank 1 slept for 15 ms in
+// every third of 60 steps, and its clock is moved by 1,234,567,890 ns: test/gpu/ranks.py.
+func TestRanks_NCCL(t *testing.T) {
+	c, got := recordedRanks(t, "nccl-host")
 	require.Len(t, got.Ranks, 2)
 	assert.Equal(t, 743, got.Total)
 
@@ -55,6 +63,10 @@ func TestRanks_NCCL(t *testing.T) {
 	for i := range alone {
 		assert.EqualValues(t, 60, alone[i].Steps.Count)
 	}
+
+	var text bytes.Buffer
+	require.NoError(t, WriteRanks(&text, got, 1, 100))
+	assert.Regexp(t, `WAITED +COMM +EXPOSED +OVERLAPPED +MATCHED +HOST\n +0 .+ 416.99ms +450.76ms +450.76ms +0ns +743/743 +vm`, text.String())
 
 	slow := got.Ranks[1]
 	require.NotEmpty(t, got.Findings)
@@ -109,4 +121,66 @@ func TestRanks_NCCL(t *testing.T) {
 	require.Len(t, got.Groups[0].Bandwidths, 1)
 	assert.InDelta(t, 299.0e9, got.Groups[0].Bandwidths[0].Median, 0.1e9, "298.0 GB/s by CUDA events")
 	assert.Zero(t, got.Groups[0].Peak, "with another name of the host, the link is unknown")
+}
+
+// TestRanks_Gloo reads two ranks with gloo. In every third of 60 steps, rank 1 slept for 15 ms or ran 120 kernels more.
+// The clock is moved as that of [TestRanks_NCCL].
+func TestRanks_Gloo(t *testing.T) {
+	for run, want := range map[string]struct {
+		last, proven            int
+		measured, late, atLeast float64 // in ms; the first by the program
+		cause, scope, kernel    string
+	}{
+		"gloo-host":    {342, 61, 301.9, 353.1, 308.6, "host", "step 38", ""},
+		"gloo-kernels": {374, 52, 3255.6, 3312.5, 3266.1, "more_kernels", "", "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize256x128x8_stage3_warpsize4x2x1_ffma_aligna4_alignc4_execute_kernel__5x_cublas"},
+	} {
+		t.Run(run, func(t *testing.T) {
+			_, got := recordedRanks(t, run)
+			require.Len(t, got.Ranks, 2)
+			assert.Equal(t, 720, got.Total)
+			assert.Empty(t, got.Problems)
+			require.NotEmpty(t, got.Findings)
+			assert.Equal(t, 1, got.Findings[0].Rank)
+
+			slow := got.Ranks[1]
+			assert.Equal(t, 720, slow.Matched)
+			assert.Equal(t, want.last, slow.Last)
+			assert.Equal(t, want.proven, slow.Proven)
+			assert.InDelta(t, want.late, float64(slow.LateNs)/1e6, 0.1)
+			assert.InDelta(t, want.atLeast, float64(slow.LateAtLeastNs)/1e6, 0.1)
+			require.NotNil(t, slow.Cause)
+			assert.Equal(t, want.cause, slow.Cause.Kind)
+			assert.Equal(t, want.scope, slow.Cause.Scope)
+			assert.Equal(t, want.kernel, slow.Cause.Kernel)
+			require.NotNil(t, slow.Offset)
+			require.NotNil(t, slow.Offset.MinNs)
+			require.NotNil(t, slow.Offset.MaxNs)
+			assert.LessOrEqual(t, *slow.Offset.MinNs, int64(1_234_567_890))
+			assert.GreaterOrEqual(t, *slow.Offset.MaxNs, int64(1_234_567_890))
+			assert.Less(t, *slow.Offset.MaxNs-*slow.Offset.MinNs, int64(700_000))
+
+			var text bytes.Buffer
+			require.NoError(t, WriteRanks(&text, got, 1, 100))
+			assert.NotContains(t, text.String(), "EXPOSED", "no collective is a kernel")
+
+			// A delay is before the first all-reduce of its step.
+			slices.SortFunc(got.Collectives, func(a, b ranks.Together) int { return cmp.Compare(a.Parts[0].Enter, b.Parts[0].Enter) })
+			var least, estimate, most float64
+			for i := range got.Collectives {
+				late := got.Collectives[i].Late
+				require.NotNil(t, late)
+				if i%36 != 24 {
+					assert.Less(t, late.Ns, int64(5_000_000))
+					continue
+				}
+				assert.Equal(t, 1, late.Rank)
+				least += float64(*late.MinNs) / 1e6
+				estimate += float64(late.Ns) / 1e6
+				most += float64(*late.MaxNs) / 1e6
+			}
+			assert.Less(t, least, want.measured)
+			assert.Greater(t, most, want.measured)
+			assert.InEpsilon(t, want.measured, estimate, 0.002)
+		})
+	}
 }

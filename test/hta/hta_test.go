@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/assert"
@@ -35,6 +36,7 @@ type session struct {
 	store    *storetest.Memory
 	id       string
 	from, to int64
+	rank     *ranks.Rank // among the ranks of a run, if it is one
 }
 
 // recorded reads a recording, which has one session with work of a device.
@@ -158,29 +160,33 @@ func TestHTA(t *testing.T) {
 			sessions = append(sessions, recorded(t, path))
 		}
 	}
-	first := len(sessions) // of the ranks of a run
-	paths, err := filepath.Glob("../gpu/ranks/recordings/*.gz")
+	paths, err := filepath.Glob("../gpu/ranks/recordings/*-0.otlp.jsonl.gz")
 	require.NoError(t, err)
-	require.Len(t, paths, 2)
-	var run []ranks.Input
+	require.Len(t, paths, 3)
 	for _, path := range paths {
-		s := recorded(t, path)
-		sessions = append(sessions, s)
-		info, err := s.store.Session(t.Context(), "", s.id)
+		var run []ranks.Input
+		members := []session{recorded(t, path), recorded(t, strings.Replace(path, "-0.", "-1.", 1))}
+		for _, s := range members {
+			info, err := s.store.Session(t.Context(), "", s.id)
+			require.NoError(t, err)
+			run = append(run, ranks.FromSession(s.store, &info))
+		}
+		together, err := ranks.Run(t.Context(), run, ranks.Options{})
 		require.NoError(t, err)
-		run = append(run, ranks.FromSession(s.store, &info))
+		require.Len(t, together.Ranks, len(members))
+		for i := range members {
+			members[i].rank = &together.Ranks[i]
+		}
+		sessions = append(sessions, members...)
 	}
-	together, err := ranks.Run(t.Context(), run, ranks.Options{})
-	require.NoError(t, err)
-	require.Len(t, together.Ranks, 2)
 
 	dir := t.TempDir()
 	var args [2][]string
-	for i, s := range sessions {
+	for _, s := range sessions {
 		for j := range args {
 			path := export(t, s, dir, j == 0)
-			if i > first {
-				args[j][first] += "," + path
+			if s.rank != nil && s.rank.Rank > 0 {
+				args[j][len(args[j])-1] += "," + path
 			} else {
 				args[j] = append(args[j], path)
 			}
@@ -217,9 +223,8 @@ func TestHTA(t *testing.T) {
 					assert.InDelta(t, math.Round(overlap*100)/100, *whole[i][4], 0.011)
 				}
 			}
-			if i >= first {
-				x := &together.Ranks[i-first]
-				assert.Equal(t, []int64{d.CommunicationTotalNs, d.CommunicationNs}, []int64{x.CommunicationNs, x.ExposedNs})
+			if s.rank != nil {
+				assert.Equal(t, []int64{d.CommunicationTotalNs, d.CommunicationNs}, []int64{s.rank.CommunicationNs, s.rank.ExposedNs})
 			}
 			t.Log(line)
 		})

@@ -34,7 +34,7 @@ const stacked = sessions.find((x) => x.service === "minigpt");
 // Its launch times are recorded, so its idle time has causes.
 const explained = sessions.find((x) => x.service === "slow_layer") ?? largest;
 // Of test/gpu/ranks/recordings.
-const ranked = sessions.find((x) => x.run && Number(x.rank_size) > 1);
+const ranked = sessions.find((x) => x.run === "nccl-host");
 // Two sessions of one program.
 const [b, a] = sessions.filter((x) => x.run === ranked?.run);
 

@@ -192,8 +192,8 @@ func (a *run) describe(c *Cause, rank int, own *stretch, usual map[string]int64,
 			what += fmt.Sprintf(", in scope %q", c.Scope)
 		}
 	}
-	c.Text = fmt.Sprintf("Cause: %s. This is %s of the %s by which it was late in the %d largest delays.",
-		what, analysis.Duration(c.ExcessNs), analysis.Duration(c.LateNs), c.Collectives)
+	c.Text = fmt.Sprintf("Cause in the %d largest delays: %s. This is %s of the %s by which it was late in them.",
+		c.Collectives, what, analysis.Duration(c.ExcessNs), analysis.Duration(c.LateNs))
 }
 
 func causeNamed(name string) analysis.Cause {
