@@ -564,7 +564,7 @@ describe("what is said in words", () => {
   });
 
   test("the advice about communication leads to the ranks", async () => {
-    const waits = sessions.find((s) => s.run === "nccl-host" && s.rank === 0);
+    const waits = sessions.find((s) => s.run === "nccl-host" && s.rank === "0");
     const page = await open(`/sessions/${waits.id}/findings`);
     await page.getByRole("region", { name: "Advice" }).getByRole("link", { name: "view Ranks" }).click();
     await page.waitForURL(/ranks\?run=nccl-host$/);
