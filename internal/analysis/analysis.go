@@ -61,13 +61,17 @@ func runWith(ctx context.Context, src Source, o Options, update *Update) (*Resul
 		return &Result{FromNs: a.from, ToNs: a.from, Complete: true, Devices: []Device{}, Steps: (&stepList{}).result("none", "", "", 0), Findings: []Finding{}}, nil
 	}
 	if keeps {
-		ctx, stop := context.WithCancel(ctx)
+		var stop func()
+		ctx, stop = context.WithCancel(ctx)
 		a.planned = start(func() error { return a.plan(ctx, k, first, o) })
 		defer func() {
 			stop()
 			_ = a.planned()
 			for _, x := range a.ahead {
 				_ = x.wait()
+			}
+			if a.tail != nil {
+				_, _ = a.tail.wait(), a.tail.ahead.wait()
 			}
 			if a.kept != nil {
 				for range a.kept { // until readAhead has ended
@@ -223,6 +227,8 @@ type analysis struct {
 	scopeSums scopeSums      // for the keys of parts
 	ahead     map[int]*ahead // of parts that the interval cuts
 	kept      chan *keptPart // the usable ones in order, nil in an update
+
+	tail *tail // nil if there is none
 }
 
 // counts is what an analysis counts of all devices.

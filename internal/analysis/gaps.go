@@ -85,7 +85,7 @@ func (x *Gaps) list(ctx context.Context, src Source, a *analysis, r *Result, dea
 	}
 	d := &r.Devices[i]
 	x.FromNs, x.ToNs, x.unknown = d.ActiveFromNs, d.ActiveToNs, r.Missing != nil
-	again := a.again(r)
+	again := a.again(r.ToNs)
 	again.gaps = x
 	err := again.sweep(ctx, withoutPlaces(src), a.from, r.ToNs, deadline)
 	if errors.Is(err, errDeadline) {
@@ -94,10 +94,10 @@ func (x *Gaps) list(ctx context.Context, src Source, a *analysis, r *Result, dea
 	return err
 }
 
-// again returns an analysis for a second sweep over the interval of a result.
-func (a *analysis) again(r *Result) *analysis {
+// again returns an analysis for another sweep in the interval, until an end.
+func (a *analysis) again(to int64) *analysis {
 	return &analysis{
-		from: a.from, to: r.ToNs, startup: a.startup, requests: a.requests, scopes: a.scopes, more: a.more, steps: a.steps, markers: a.markers,
+		from: a.from, to: to, startup: a.startup, requests: a.requests, scopes: a.scopes, more: a.more, steps: a.steps, markers: a.markers,
 		devices: map[string]*device{}, contexts: map[int64]*device{}, shapes: a.shapes,
 	}
 }

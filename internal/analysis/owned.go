@@ -179,7 +179,7 @@ func (x *Owned) list(ctx context.Context, src Source, a *analysis, r *Result, de
 	for _, p := range d.pairs[:min(len(d.pairs), fusedPairs)] {
 		x.pairs[p.names] = true
 	}
-	again := a.again(r)
+	again := a.again(r.ToNs)
 	again.owned, again.grouping, again.profile = x, true, &profiler{}
 	again.profile.begin(again)
 	err := again.sweepAll(ctx, src, a.parts, deadline)

@@ -327,6 +327,7 @@ func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Opti
 	if err := a.planned(); err != nil {
 		return err
 	}
+	a.tail = a.sweepTail(ctx, k, first, o)
 	for i := range a.parts {
 		p := &a.parts[i]
 		begin := max(p.from, a.from)
@@ -345,6 +346,8 @@ func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Opti
 			sweep := func() error { return a.sweep(ctx, a.scanned(k, i), begin, min(p.to, a.to), o.Deadline) }
 			var err error
 			switch {
+			case a.tail != nil && i == len(a.parts)-1 && bytes.Equal(a.tail.before, a.carries()):
+				err = a.join(a.tail)
 			case a.update == nil || a.update.last:
 				err = sweep()
 			case i == len(a.parts)-1:
@@ -362,6 +365,58 @@ func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Opti
 		}
 	}
 	return nil
+}
+
+// tail is a sweep over the last part, which the end of the interval cuts, beside those over the parts before. It begins
+// with the carries after the kept part before it.
+type tail struct {
+	*analysis
+	ahead  *ahead
+	before []byte // carries
+	wait   func() error
+}
+
+// sweepTail begins the tail. It returns nil without such a part, and if groups are needed: their cells would differ.
+func (a *analysis) sweepTail(ctx context.Context, k keeper, first int64, o Options) *tail {
+	i := len(a.parts) - 1
+	if a.ahead[i] == nil || i == 0 || !a.usable(&a.parts[i-1], first) || a.profile != nil && !a.profile.times {
+		return nil
+	}
+	kept, t := readPart(ctx, k, a.parts[i-1].name), a.again(a.to)
+	if kept.c == nil || !kept.c.in.OK() || !t.setCarries(kept.after) {
+		return nil
+	}
+	t.shapes = map[uint32]*shapeInfo{}
+	if a.grouping {
+		p := *a.profile
+		p.a, p.paths = t, p.paths.clone()
+		t.profile, t.grouping = &p, true
+	}
+	x := &tail{analysis: t, ahead: a.ahead[i], before: t.carries()}
+	src := a.scanned(k, i)
+	delete(a.ahead, i)
+	x.wait = start(func() error { return t.sweep(ctx, src, a.parts[i].from, a.to, o.Deadline) })
+	return x
+}
+
+// join adds the tail, whose carries before are those of the analysis.
+func (a *analysis) join(t *tail) error {
+	err := t.wait()
+	a.reached = t.reached
+	a.counts.add(&t.counts)
+	for _, x := range t.order {
+		d := a.devices[x.id]
+		if d == nil {
+			d = a.newDevice(x.id, x.model, x.index)
+		}
+		d.carry = x.carry
+		d.steps.base = d.steps.base.shift(&mark{sums: d.sums, pageable: d.pageable})
+		d.merge(&x.tally)
+	}
+	if a.grouping {
+		a.profile.many = a.profile.many || t.profile.many
+	}
+	return err
 }
 
 // countParts sets the present numbers of operations of kept parts. If the session has as many operations
@@ -591,8 +646,9 @@ func (a *analysis) sweepPart(ctx context.Context, k keeper, p *part, i int, key 
 		a.profile = &profiler{}
 		a.profile.begin(a)
 	}
-	a.profile.earliest, a.grouping = p.from, true
-	defer func() { a.grouping = o.profile != nil }()
+	times := a.profile.times
+	a.profile.earliest, a.profile.times, a.grouping = p.from, false, true // groups are kept too
+	defer func() { a.profile.times, a.grouping = times, o.profile != nil }()
 	return a.aside(p.counted, func() error {
 		if err := a.sweep(ctx, a.scanned(k, i), begin, p.to, o.Deadline); err != nil {
 			return err
@@ -674,7 +730,9 @@ func (a *analysis) useGroups(ctx context.Context, k keeper, p *part, part []byte
 	a.profile.many = a.profile.many || more
 	for id, g := range all {
 		if t := tallies[id]; t != nil {
-			t.groups = g
+			if t.groups = g; a.profile.times {
+				clear(g.all[:])
+			}
 		}
 	}
 	return true, nil

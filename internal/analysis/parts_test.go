@@ -28,7 +28,7 @@ import (
 type keeping struct {
 	Source
 	rows   *pages
-	mu     sync.Mutex // of values
+	mu     sync.Mutex // of values, begun and cut
 	values map[string][]byte
 	swept  atomic.Int64
 	full   bool  // keep fails
@@ -51,6 +51,8 @@ func (k *keeping) Scopes(ctx context.Context, from, to int64, n int) ([]Scope, b
 	if k.few {
 		n /= 5000
 	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if !k.early || to > k.begun {
 		k.begun = from
 		return k.Source.Scopes(ctx, from, to, n)

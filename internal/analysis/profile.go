@@ -148,19 +148,20 @@ func NewProfile(ctx context.Context, src Source, o Options) (*Profile, error) {
 	return newProfile(ctx, src, o, false)
 }
 
-// NewTimes is NewProfile without Scopes, for which all scopes of the interval are read. ManyScopes is of Times.
+// NewTimes is NewProfile without Kernels, Shapes and Scopes. For the scopes, all of the interval are read. ManyScopes is
+// of Times.
 func NewTimes(ctx context.Context, src Source, o Options) (*Profile, error) {
 	return newProfile(ctx, src, o, true)
 }
 
 func newProfile(ctx context.Context, src Source, o Options, times bool) (*Profile, error) {
-	o.profile = &profiler{}
+	o.profile = &profiler{times: times}
 	result, err := Run(ctx, src, o)
 	if err != nil {
 		return nil, err
 	}
 	out := &Profile{Result: result}
-	if err := o.profile.finish(ctx, src, out, times); err != nil {
+	if err := o.profile.finish(ctx, src, out); err != nil {
 		return nil, err
 	}
 	return out, nil
@@ -176,6 +177,8 @@ type profiler struct {
 	more         bool  // the sweep had too many scopes
 	many         bool  // a sweep of the interval had too many
 	earliest     int64 // start of a launch, since the begin of the part
+	// times says that only the times of scopes are needed, and no groups.
+	times bool
 }
 
 // begin is called when the scopes that decide which ones are steps are known. If there are others, each sweep sets its
@@ -212,7 +215,7 @@ func (p *profiler) reach(ctx context.Context, src Source, row *store.OpRow) erro
 	return err
 }
 
-func (p *profiler) finish(ctx context.Context, src Source, out *Profile, times bool) (err error) {
+func (p *profiler) finish(ctx context.Context, src Source, out *Profile) (err error) {
 	if p.a == nil {
 		return nil
 	}
@@ -227,13 +230,17 @@ func (p *profiler) finish(ctx context.Context, src Source, out *Profile, times b
 		out.Times = nil
 	}
 	scopes := p.a.scopes
-	if p.a.more && !times && !p.many {
+	if p.a.more && !p.times && !p.many {
 		if scopes, out.ManyScopes, err = src.Scopes(ctx, p.a.from, p.a.to, maxScopes); err != nil {
 			return err
 		}
 		p.setScopes(scopes, p.a.from, out.ManyScopes)
 	}
-	if out.ManyScopes || times {
+	if p.times {
+		out.Kernels, out.Shapes, out.Scopes, out.More = nil, nil, nil, false
+		return nil
+	}
+	if out.ManyScopes {
 		out.Scopes = nil
 		return nil
 	}
@@ -309,6 +316,9 @@ func (p *profiler) add(d *device, row *store.OpRow, w *work) {
 	}
 	x := d.groups
 	w.scope.count(d, w)
+	if p.times {
+		return
+	}
 	step := d.step()
 	ns := w.end - w.start
 	if s := row.ShapeRef; s.Operation == store.OpKernel {
@@ -499,6 +509,10 @@ const maxPaths = 100_000
 
 func newPathTree() *pathTree {
 	return &pathTree{all: make([]pathNode, 1), ids: map[pathNode]int32{}, spans: map[store.SpanID]int32{}, texts: map[string]int32{}}
+}
+
+func (p *pathTree) clone() *pathTree {
+	return &pathTree{slices.Clone(p.all), maps.Clone(p.ids), maps.Clone(p.spans), maps.Clone(p.texts)}
 }
 
 // add adds scopes with those around them.

@@ -94,7 +94,8 @@ func (t nameTimes) find(name string) (i int, ok bool) {
 	return slices.BinarySearchFunc(t, name, func(x nameTime, name string) int { return strings.Compare(x.name, name) })
 }
 
-func (t *nameTimes) add(name string, ns int64) {
+// add adds time, and returns the index of what it was added to.
+func (t *nameTimes) add(name string, ns int64) (i int) {
 	i, ok := t.find(name)
 	if !ok && len(*t) >= maxKernelNames {
 		i, ok = t.find(otherName)
@@ -104,6 +105,16 @@ func (t *nameTimes) add(name string, ns int64) {
 		*t = slices.Insert(*t, i, nameTime{name: name})
 	}
 	(*t)[i].ns += ns
+	return i
+}
+
+// addNear is add with the index that it found for the name last time, which can be that of another name now.
+func (t *nameTimes) addNear(last *uint16, name string, ns int64) {
+	if i := int(*last); i < len(*t) && (*t)[i].name == name {
+		(*t)[i].ns += ns
+		return
+	}
+	*last = uint16(t.add(name, ns)) // below maxKernelNames + 1
 }
 
 // of returns the time of a name.
@@ -140,6 +151,7 @@ type stepper struct {
 	begun bool // a step has begun
 	open  *Step
 	base  mark
+	near  [256]uint16 // by the lowest bits of the hash of a name: see addNear
 }
 
 // divides says whether the work can have steps.
@@ -207,7 +219,7 @@ func (s *stepper) begin(d *device, w *work) {
 		}
 		if w.class != classCopy {
 			o.KernelNs += w.end - w.start
-			o.kernels.add(w.ref.Name, w.end-w.start)
+			o.kernels.addNear(&s.near[uint8(w.name)], w.ref.Name, w.end-w.start)
 		}
 	}
 }

@@ -579,10 +579,14 @@ func (v *view) complete(ctx context.Context, rows []store.OpRow) (map[uint32]*st
 	for i := range ids {
 		ids[i] = idSet{}
 	}
+	var last [len(ids)]uint32 // of the row before, because most are the same
 	for i := range rows {
 		o := &rows[i].Op
 		for j, id := range [...]uint32{o.Lane, o.Shape, o.Place, o.Stack, o.Origin, o.Extra} {
-			ids[j].add(id)
+			if id != last[j] {
+				ids[j].add(id)
+				last[j] = id
+			}
 		}
 	}
 	lanes, err := v.lanes(ctx, ids[0])

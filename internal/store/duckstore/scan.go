@@ -13,6 +13,7 @@ import (
 	"io"
 	"slices"
 	"strconv"
+	"sync"
 
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/answer"
@@ -149,7 +150,16 @@ func (s *Store) ScanOps(ctx context.Context, q store.ScanQuery, visit func(*stor
 		query += ", 0::UINTEGER"
 	}
 	query += " FROM {ops}" + f.where() + " ORDER BY start_ns, span"
+	var ahead sync.WaitGroup
+	defer ahead.Wait() // before the view is closed
+	var failed error
+	if q.Places {
+		ahead.Go(func() { failed = v.placesAhead(ctx, f) })
+	}
 	err = scan(ctx, v, query, f.args, fillOp, func(rows []store.OpRow) error {
+		if ahead.Wait(); failed != nil {
+			return failed
+		}
 		if _, err := v.complete(ctx, rows); err != nil {
 			return err
 		}
@@ -159,6 +169,22 @@ func (s *Store) ScanOps(ctx context.Context, q store.ScanQuery, visit func(*stor
 		return fmt.Errorf("scan operations: %w", err)
 	}
 	return nil
+}
+
+// placesAhead reads the places of a scan into the cache, unless they are too many. For each block on its own, the
+// query takes longer than the rows, and the more so while rows arrive.
+func (v *view) placesAhead(ctx context.Context, f *filter) error {
+	ids := idSet{}
+	err := v.each(ctx, "SELECT DISTINCT place FROM {ops}"+f.where(), f.args, func(r *sql.Rows) error {
+		var id uint32
+		err := r.Scan(&id)
+		ids.add(id)
+		return err
+	})
+	if err == nil && len(ids) <= maxCached/2 {
+		_, err = v.places(ctx, ids)
+	}
+	return err
 }
 
 // maxScanExtras is the largest number of different attributes that a scan reads. More are those of logs
