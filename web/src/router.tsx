@@ -158,6 +158,7 @@ export const launchesRoute = createRoute({
       max_ns: text(s.max_ns),
       overlapping: oneOf(s.overlapping, ["true"] as const),
       sort: oneOf(s.sort, ["start", "duration", "queue"] as const),
+      calls: oneOf(s.calls, ["1"]),
     }),
   component: Launches,
 });

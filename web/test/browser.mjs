@@ -57,13 +57,19 @@ export async function visit(page, href) {
 
 const axe = readFileSync(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
 
-/** serious returns axe-core's serious and critical findings. */
+/** serious returns axe-core's serious and critical findings at the width of the page and at that of a phone. */
 export async function serious(page) {
   await page.evaluate(axe);
-  const { violations } = await page.evaluate(() => window.axe.run());
-  return violations
-    .filter((v) => v.impact === "serious" || v.impact === "critical")
-    .map((v) => `${v.id}: ${v.nodes.map((n) => `${n.target} ${n.failureSummary}`).slice(0, 3)}`);
+  const size = page.viewportSize();
+  const found = [];
+  for (const width of new Set([size.width, 390])) {
+    await page.setViewportSize({ ...size, width });
+    const { violations } = await page.evaluate(() => window.axe.run());
+    for (const v of violations.filter((v) => v.impact === "serious" || v.impact === "critical"))
+      found.push(`${width} px, ${v.id}: ${v.nodes.map((n) => `${n.target} ${n.failureSummary}`).slice(0, 3)}`);
+  }
+  await page.setViewportSize(size);
+  return found;
 }
 
 /** lines reads a recording of OTLP as JSON lines. */

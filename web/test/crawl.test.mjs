@@ -4,7 +4,7 @@
 // row in src/ui/parts.tsx mark numbers and rows.
 import assert from "node:assert/strict";
 import { before, describe, test } from "node:test";
-import { api, base, close, eventually, lines, open, send, visit } from "./browser.mjs";
+import { api, base, close, eventually, lines, open, send, serious, settled, visit } from "./browser.mjs";
 
 let sessions;
 const of = (service) => {
@@ -88,6 +88,7 @@ function made(number, rows) {
       return Math.round(sum(rows, "ns") / rows.length);
     case "max":
       return Math.max(...(number.of ? column(number.of) : rows.map((r) => r.ns)));
+    case "p10":
     case "p50":
     case "p95":
     case "p99":
@@ -130,13 +131,30 @@ async function shown(page, href) {
   return page.evaluate(() => [...document.querySelectorAll("[data-row]")].map((e) => JSON.parse(e.dataset.row)));
 }
 
+/** launchOf has the values of a launch that count for the launch rate: of calls up to 1 ms, at most 100 µs apart. */
+function launchOf(o, before, next) {
+  if (o.launch_start === undefined) return {};
+  next(o.launch_start);
+  const [call, interval] = [o.launch_end - o.launch_start, o.launch_start - before];
+  return {
+    values: {
+      ...(call <= 1_000_000 ? { call } : {}),
+      ...(interval > 0 && interval <= 100_000 ? { interval } : {}),
+    },
+  };
+}
+
 /** operations reads all rows that the page of operations has in parts. Its parameters are those of the API. */
 async function operations(href) {
   const url = new URL(href.replace("/launches", "/operations"), `${base}/api/v1/`);
   url.pathname = `/api/v1${url.pathname}`;
   url.searchParams.set("limit", "20000");
+  const calls = url.searchParams.has("calls");
+  url.searchParams.delete("calls");
   const { operations } = await (await fetch(url)).json();
+  let before;
   return operations.map((o) => ({
+    ...(calls && launchOf(o, before, (start) => (before = start))),
     ns: o.duration_ns,
     queue: o.queue_ns ?? 0,
     bytes: o.bytes ?? 0,
@@ -318,13 +336,15 @@ const unlinked = new Map(
       "Parts of collectives: Rank", // the sum of those that are not listed
       "Parts of collectives: Waited",
       "Sessions: Duration",
-      "Sessions: Size",
+      "Sessions: Size on disk",
       "Sessions: Started",
       "Slow steps: Number",
       "Slow steps: Start",
       "Small kernels: Grid, block",
       "Small kernels: Grid fill",
       "Small kernels: Kernel too small for the device", // the number of those that are not listed
+      "Small kernels: Launches", // the same
+      "Small kernels: Total", // the sum of those that are not listed
       "Small kernels: Occupancy",
       "Small kernels: Waves",
     ],
@@ -411,10 +431,10 @@ describe("every number is made of the rows that it links to", () => {
           if (!pages.has(n.href)) pages.set(n.href, await shown(page, n.href));
           assert.equal(made(n, pages.get(n.href)), n.value, `${n.text}: the rows of ${n.href}`);
         }
-        // The store keeps a histogram of durations and of times in the queue. Shares of launches without a host stack are estimates.
+        // The store keeps a histogram of durations, of times in the queue and of launches. Shares of launches without a host stack are estimates.
         const estimate = !Number.isInteger(n.value) && ["ns", "kernels"].includes(n.made);
         const slack =
-          /^p\d/.test(n.made) && (!n.of || n.of === "queue")
+          /^p\d/.test(n.made) && (!n.of || ["queue", "call", "interval"].includes(n.of))
             ? 0.033 * n.value
             : fraction
               ? 1e-9
@@ -442,6 +462,19 @@ describe("what limits scopes and launches", () => {
       await page.getByTestId("launches").innerText(),
       "Launches: one every 10.5 µs (median). A call takes 5.76 µs, and at the 10th percentile 4.22 µs, with recording.",
     );
+    // Each number of the text of an advice that has rows is a link to them.
+    const linked = await page
+      .getByRole("region", { name: "Advice" })
+      .locator("li")
+      .evaluateAll((all) => all.map((li) => [...li.querySelectorAll("p:first-child a")].map((a) => a.textContent)));
+    assert.deepEqual(linked, [
+      ["32.7 ms"],
+      ["7.52 ms"],
+      ["1.49 ms", "2.52 ms", "1.09 ms"],
+      ["3.76 ms", "4.97 ms"],
+      ["39.5 ms"],
+      ["37.8 ms"],
+    ]);
     assert.deepEqual(await cells(page.getByRole("table", { name: "Small kernels" })), [
       [
         "vectorized_elementwise_kernel",
@@ -453,7 +486,7 @@ describe("what limits scopes and launches", () => {
         "< 0.001",
         "100 % warps, registers",
       ],
-      ["1 other kernel", "", "", "", "1.85 µs", "", "", ""],
+      ["1 other kernel", "", "2", "1.86 µs", "1.85 µs", "", "", ""],
     ]);
     const late = page.getByRole("table", { name: "Limits of scopes" }).getByTitle("3,750 of 3,750 launches");
     assert.equal(await late.count(), 1);
@@ -530,6 +563,25 @@ describe("what is said in words", () => {
     await close(page);
   });
 
+  test("the advice about communication leads to the ranks", async () => {
+    const waits = sessions.find((s) => s.run === "nccl-host" && s.rank === "0");
+    const page = await open(`/sessions/${waits.id}/findings`);
+    await page.getByRole("region", { name: "Advice" }).getByRole("link", { name: "view Ranks" }).click();
+    await page.waitForURL(/ranks\?run=nccl-host$/);
+    await page.getByRole("table", { name: "Ranks" }).waitFor();
+    await close(page);
+  });
+
+  test("the full name of a kernel", async () => {
+    const { operations, shapes } = await api(`${of("pytorch")}/operations?operation=kernel&sort=duration&limit=1`);
+    const page = await open(await views.launch());
+    const name = page.getByLabel("Inspector").getByText(shapes[0].full_name, { exact: true });
+    assert.ok(shapes[0].full_name.length > operations[0].name.length);
+    const [hidden, cut] = await name.evaluate((e) => [e.scrollHeight - e.clientHeight, e.scrollWidth - e.clientWidth]);
+    assert.deepEqual([hidden, cut], [0, 0]);
+    await close(page);
+  });
+
   test("what advice can save", async () => {
     const page = await open(`${of("slow_layer")}/findings`);
     await page
@@ -537,6 +589,55 @@ describe("what is said in words", () => {
       .waitFor();
     await close(page);
   });
+});
+
+test("12 Tabs lead from the link to Findings to the kernel of the slow step", async () => {
+  const page = await open(`${of("slow_layer")}/timeline`);
+  await page.getByRole("link", { name: "Findings", exact: true }).focus();
+  await page.keyboard.press("Enter");
+  await page.waitForURL(/findings/);
+  await settled(page);
+  const kernel = (await api(`${of("slow_layer")}/analysis`)).steps.outliers[0].kernel;
+  const focused = () => page.evaluate(() => document.activeElement.textContent);
+  const seen = [];
+  while (seen.length < 12 && seen.at(-1) !== kernel) {
+    await page.keyboard.press("Tab");
+    seen.push(await focused());
+    if (seen.at(-1) === "Skip to the table: Slow steps") await page.keyboard.press("Enter");
+  }
+  assert.equal(seen.at(-1), kernel, String(seen));
+  await page.keyboard.press("Enter");
+  await page.waitForURL(/launches.*name=/);
+  await settled(page);
+  const rows = await page
+    .getByRole("table", { name: "Operations" })
+    .locator("tbody tr td:nth-child(3)")
+    .allInnerTexts();
+  assert.deepEqual(rows, ["2.67 ms", "2.67 ms", "2.67 ms", "2.67 ms"]);
+  await close(page);
+});
+
+describe("axe-core finds nothing serious at 1,280 px and at 390 px", () => {
+  for (const name of [
+    "findings of a rank",
+    "findings of a launch-bound program",
+    "steps",
+    "gaps of a cause",
+    "kernels to fuse",
+    "critical path",
+    "launch",
+    "measured interval",
+    "ranks",
+    "collectives of a rank",
+    "compare steps",
+    "usage by application",
+    "usage by scope",
+  ])
+    test(name, async () => {
+      const page = await open(await views[name]());
+      assert.deepEqual(await serious(page), []);
+      await close(page);
+    });
 });
 
 test("keys lead to the first row of a table and from row to row", async () => {

@@ -31,12 +31,15 @@ async function open(path, context) {
 
 async function accessible(page) {
   await page.evaluate(axe);
-  const found = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
-  const serious = found.violations.filter((v) => v.impact === "serious" || v.impact === "critical");
-  assert.deepEqual(
-    serious.map((v) => [v.id, v.nodes[0].html]),
-    [],
-  );
+  for (const width of [390, 1280]) {
+    await page.setViewportSize({ width, height: 800 });
+    const found = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+    const serious = found.violations.filter((v) => v.impact === "serious" || v.impact === "critical");
+    assert.deepEqual(
+      serious.map((v) => [width, v.id, v.nodes[0].html]),
+      [],
+    );
+  }
 }
 
 describe("an empty store", () => {

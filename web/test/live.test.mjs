@@ -145,6 +145,13 @@ describe("system", () => {
                   ...points(device(0), [0, 4096]),
                   ...points([...device(0), text("network.io.direction", "receive")], [0, 1024]),
                 ]),
+                gauge(
+                  "hw.gpu.utilization",
+                  "1",
+                  ["general", "encoder"].flatMap((task) =>
+                    points([...device(0), text("hw.gpu.task", task)], [0.25, 0.5]),
+                  ),
+                ),
                 sum("hw.gpu.interconnect.io", "By", points(device(0), [0, 1024, 3072])),
                 sum("hw.errors", "{error}", points(device(0), [0, 0.0003, 0.0005])),
               ],
@@ -180,6 +187,10 @@ describe("system", () => {
     assert.deepEqual(await legend("PCIe throughput"), [
       "GPU 0 · both directions 4.00 KiB/s",
       "GPU 0 · receive 1.00 KiB/s",
+    ]);
+    assert.deepEqual(await legend("GPU utilisation"), [
+      "GPU 0 · time with a kernel 50 %",
+      "GPU 0 · video encoder 50 %",
     ]);
     assert.deepEqual(await legend("NVLink transfer"), ["GPU 0 1.95 MiB/s"]);
     assert.deepEqual(await legend("Errors"), ["GPU 0 0.200 error/s"]);

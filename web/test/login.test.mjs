@@ -99,11 +99,14 @@ describe("login", () => {
       await page.getByRole("heading", { name: "Log in" }).waitFor();
       assert.deepEqual(page.answers, ["200 /api/v1/login"], "no other request without a key");
       await page.evaluate(axe);
-      const { violations } = await page.evaluate(() => window.axe.run());
-      assert.deepEqual(
-        violations.map((v) => `${v.id}: ${v.nodes.map((n) => n.target)}`),
-        [],
-      );
+      for (const width of [1280, 390]) {
+        await page.setViewportSize({ width, height: 800 });
+        const { violations } = await page.evaluate(() => window.axe.run());
+        assert.deepEqual(
+          violations.map((v) => `${width} px, ${v.id}: ${v.nodes.map((n) => n.target)}`),
+          [],
+        );
+      }
       await close(page);
     });
 

@@ -16,6 +16,15 @@ describe("occupancy", () => {
       "The grid fills 25 % of a wave: multiprocessors hold fewer blocks than they can.",
     ]);
   });
+  it("counts one block", () => {
+    const o = occupancy({
+      "cuda.occupancy.theoretical": 0.27,
+      "cuda.occupancy.limiter": ["registers"],
+      "cuda.occupancy.active_blocks_per_sm": 1,
+      "cuda.occupancy.active_warps_per_sm": 17,
+    });
+    expect(o.sentences).toEqual(["The limit is registers. A multiprocessor holds 1 block, which is 17 warps."]);
+  });
   it("says that multiprocessors have no block if the grid has fewer blocks than the device multiprocessors", () => {
     const grid = { "cuda.occupancy.active_blocks_per_sm": 8, "cuda.occupancy.waves": 1 / (132 * 8) };
     expect(occupancy(grid).sentences).toEqual([

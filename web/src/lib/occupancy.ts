@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-import { percent, significant } from "./format";
+import { percent, plural, significant } from "./format";
 
 /** Occupancy in words, from the attributes of a shape. */
 
@@ -38,7 +38,7 @@ export function occupancy(a: Attributes): Occupancy {
     const names = limiters.map((l) => resources[l] ?? l.replaceAll("_", " "));
     const held =
       blocks !== undefined && warps !== undefined
-        ? ` A multiprocessor holds ${blocks} blocks, which are ${warps} warps.`
+        ? ` A multiprocessor holds ${plural(blocks, "block")}, which ${blocks === 1 ? "is" : "are"} ${plural(warps, "warp")}.`
         : "";
     sentences.push(
       theoretical >= 0.999

@@ -39,8 +39,43 @@ function nextRow(e: KeyboardEvent) {
   }
 }
 
-/** toTable moves the focus to the first row of the first table of the page. */
-const toTable = () => document.querySelector<HTMLElement>("main tbody a")?.focus();
+/** tables are the names of the page's tables with links. */
+const tables = () => [
+  ...new Set(
+    [...document.querySelectorAll<HTMLElement>("main table[aria-label]:has(tbody a)")].map((t) => String(t.ariaLabel)),
+  ),
+];
+
+/** toTable moves the focus to the first row of a table. */
+const toTable = (name: string) =>
+  document.querySelector<HTMLElement>(`main table[aria-label="${CSS.escape(name)}"] tbody a`)?.focus();
+
+/** Skips are links of the keyboard to the content and to each table. As after a load, each page begins with them. */
+function Skips() {
+  const page = useLocation({ select: (l) => `${l.pathname} ${(l.search as { list?: string }).list}` });
+  const nav = useRef<HTMLElement>(null);
+  const last = useRef(page);
+  useEffect(() => {
+    if (last.current !== page) nav.current?.focus({ preventScroll: true });
+    last.current = page;
+  }, [page]);
+  const [names, setNames] = useState<string[]>([]);
+  const loading = useIsFetching();
+  // biome-ignore lint/correctness/useExhaustiveDependencies: data can bring tables
+  useEffect(() => setNames(tables()), [loading]);
+  return (
+    <nav ref={nav} className={ui.skips} aria-label="Skip" tabIndex={-1} onFocus={() => setNames(tables())}>
+      <a className={ui.skip} href="#main">
+        Skip to the content
+      </a>
+      {names.map((name) => (
+        <button key={name} type="button" className={ui.skip} onClick={() => toTable(name)}>
+          Skip to the table{names.length > 1 ? `: ${name}` : ""}
+        </button>
+      ))}
+    </nav>
+  );
+}
 
 /** Shell is the frame around all pages. */
 export function Shell() {
@@ -69,12 +104,7 @@ export function Shell() {
   const onTimeline = !!match({ to: "/sessions/$session/timeline" });
   return (
     <div className={ui.shell}>
-      <a className={ui.skip} href="#main">
-        Skip to the content
-      </a>
-      <button type="button" className={`${ui.skip} ${ui.skipTable}`} onClick={toTable}>
-        Skip to the table
-      </button>
+      <Skips />
       <header className={ui.header}>
         <Link to="/" search={{} as never} className={ui.brand} aria-label="gpuflight: all sessions">
           <img src="/icon.svg" width="22" height="22" alt="" />
@@ -144,7 +174,7 @@ const keys: [string, string][] = [
   ["0", "show the whole session"],
   ["N, Shift + N", "next and previous match of the search"],
   ["/", "search"],
-  ["Tab, Enter", "at the top of a page: skip to the content, or with Tab again to the table"],
+  ["Tab, Enter", "at the top of a page: skip to the content, or with Tab again to one of its tables"],
   ["↑ ↓", "in a table, the link of the row above or below"],
   ["Escape", "clear selection and measurement"],
   ["?", "this list"],

@@ -143,6 +143,7 @@ export type Made =
   | "samples"
   | "max"
   | "mean"
+  | "p10"
   | "p50"
   | "p99"
   | "records"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 import { Link, useSearch } from "@tanstack/react-router";
+import { Fragment, type ReactNode } from "react";
 import type { Schemas } from "../api/client";
 import { url } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
@@ -7,7 +8,7 @@ import { count, duration, exactDuration, offset, percent, plural } from "../lib/
 import { Badge, Bar, Failure, Loading, type Made, Message, num, row, ui } from "../ui/parts";
 import { toSpan } from "./Inspector";
 import { WindowBadge } from "./Kernels";
-import { boundText, boundTone, LaunchRate, lanesOf, ScopeLimits, SmallKernels, smallId } from "./Limits";
+import { boundText, boundTone, LaunchRate, lanesOf, ScopeLimits, SmallKernels, SmallTotal } from "./Limits";
 
 type Analysis = Schemas["Analysis"];
 type Device = Schemas["AnalysedDevice"];
@@ -201,15 +202,90 @@ function Gain({ f, a }: { f: Schemas["Finding"]; a: Analysis }) {
     );
   if (device && f.kind === "small_kernels")
     return (
-      <Link
-        to="."
-        search={(o) => o}
-        hash={smallId(device)}
-        {...num("scaled", ns, `lost ${device.id} × ${device.active.compute_ns} / ${device.kernel_ns}`)}
-        {...value}
+      <SmallTotal
+        d={device}
+        made="scaled"
+        ns={ns}
+        of={`lost ${device.id} × ${device.active.compute_ns} / ${device.kernel_ns}`}
       />
     );
   return <span {...value} />;
+}
+
+const units: Record<string, number> = { s: 1e9, ms: 1e6, µs: 1e3, ns: 1 };
+
+/** Sentence is the text of an advice. Its numbers link to their rows, its names to their pages, in the order of the text. */
+function Sentence({ f, a }: { f: Schemas["Finding"]; a: Analysis }) {
+  const session = useSession();
+  const device = a.devices.find((d) => d.id === f.device);
+  const slow = f.kind === "slow_steps" ? a.steps.outliers.find((o) => o.number > 1) : undefined;
+  const targets: [ns: number, link: ReactNode][] = [[f.gain_at_most_ns, <Gain key="gain" f={f} a={a} />]];
+  if (slow) {
+    const { p50 } = a.steps;
+    targets[0] = [
+      p50.wall_ns,
+      <OfSteps key="median" made="p50" value={p50.wall_ns} column="wall">
+        {duration(p50.wall_ns)}
+      </OfSteps>,
+    ];
+    targets.push([
+      slow.wall_ns,
+      <Show key="wall" start={slow.start} ns={slow.wall_ns} number>
+        {duration(slow.wall_ns)}
+      </Show>,
+    ]);
+    targets.push([slow.part_excess_ns, <Excess key="excess" o={slow} />]);
+  }
+  if (device && f.kind === "small_kernels") {
+    const { ns } = device.small_total;
+    targets.push([ns, <SmallTotal key="small" d={device} made="sum" ns={ns} of={`small ${device.id}`} />]);
+  }
+  if (device && f.kind === "no_launch_times") {
+    const ns = device.active.idle_by_cause_ns.unknown ?? 0;
+    targets[0] = [ns, <CauseTime key="unknown" a={a} cause="unknown" device={device.id} ns={ns} />];
+  }
+  const parts: ReactNode[] = [];
+  let end = 0;
+  const put = (at: number, text: string, link: ReactNode) => {
+    parts.push(f.text.slice(end, at), <Fragment key={at}>{link}</Fragment>);
+    end = at + text.length;
+  };
+  for (const m of f.text.matchAll(/(\d\S*) (s|ms|µs|ns)\b/g)) {
+    // A text has three digits.
+    const ns = Number(m[1]) * (units[m[2] as string] as number);
+    const i = targets.findIndex(([t]) => Math.abs(t - ns) <= 0.006 * t);
+    if (i >= 0) put(m.index, m[0], targets.splice(i, 1)[0]?.[1]);
+  }
+  const name = (text: string | undefined, link: ReactNode) => {
+    const at = text ? f.text.indexOf(text, end) : -1;
+    if (text && at >= 0) put(at, text, link);
+  };
+  if (slow) name(slow.kernel, <KernelOf o={slow} />);
+  const { run } = session.overview.session;
+  if (run)
+    name(
+      "view Ranks",
+      <Link to="/ranks" search={{ run } as never}>
+        view Ranks
+      </Link>,
+    );
+  return (
+    <p>
+      {parts}
+      {f.text.slice(end)}
+    </p>
+  );
+}
+
+/** Active is the active time of an advice. That of a device is an interval of the timeline. */
+function Active({ f, a }: { f: Schemas["Finding"]; a: Analysis }) {
+  const device = a.devices.find((d) => d.id === f.device && d.active.wall_ns === f.active_ns);
+  if (!device) return duration(f.active_ns);
+  return (
+    <Show start={device.start} ns={f.active_ns} number>
+      {duration(f.active_ns)}
+    </Show>
+  );
 }
 
 function Advice({ a }: { a: Analysis }) {
@@ -220,10 +296,10 @@ function Advice({ a }: { a: Analysis }) {
       <ol className={ui.advice}>
         {a.findings.map((f) => (
           <li key={`${f.device}${f.kind}`} data-kind={f.kind}>
-            <p>{f.text}</p>
+            <Sentence f={f} a={a} />
             {f.gain_at_most_ns > 0 && (
               <p className={ui.muted}>
-                This can save at most <Gain f={f} a={a} /> of the {duration(f.active_ns)} of active time, so at least{" "}
+                This can save at most <Gain f={f} a={a} /> of the <Active f={f} a={a} /> of active time, so at least{" "}
                 {duration(f.active_at_least_ns)} remain. How it is computed: {f.formula}.
               </p>
             )}
@@ -290,7 +366,7 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
             : "from the first kernel to the end of the work"}
         </span>
       </div>
-      <LaunchRate d={d} />
+      <LaunchRate d={d} to={a.complete ? undefined : a.to} />
       <div className={`${ui.card} ${ui.tableScroll}`}>
         <table className={ui.table} aria-label="Idle time by cause">
           <thead>
@@ -570,35 +646,47 @@ const stepRow = (o: Schemas["AnalysedStep"]) =>
     },
   });
 
-/** Differs says what of a slow step is above its median the most. A kernel is a link to its launches in the step. */
-function Differs({ o, a }: { o: Schemas["AnalysedStep"] & Partial<Schemas["AnalysedOutlier"]>; a: Analysis }) {
+type Slow = Schemas["AnalysedStep"] & Partial<Schemas["AnalysedOutlier"]>;
+
+/** Excess is how much the part of a slow step that differs most is above its median. */
+const Excess = ({ o }: { o: Slow }) => (
+  <OfSteps made="excess" value={o.part_excess_ns ?? 0} column={`${o.number} ${o.part}`}>
+    {duration(o.part_excess_ns ?? 0)}
+  </OfSteps>
+);
+
+/** KernelOf is a link to the launches in a slow step of the kernel that differs most. */
+function KernelOf({ o }: { o: Slow }) {
   const session = useSession();
+  return (
+    <Link
+      to="/sessions/$session/launches"
+      params={{ session: session.id }}
+      search={
+        {
+          from: Math.max(0, o.start),
+          to: o.start + o.wall_ns,
+          operation: "kernel",
+          name: o.kernel,
+          sort: "duration",
+        } as never
+      }
+    >
+      {o.kernel}
+    </Link>
+  );
+}
+
+/** Differs says what of a slow step is above its median the most. */
+function Differs({ o, a }: { o: Slow; a: Analysis }) {
   if (!o.part) return null;
   const cause = a.causes.find((c) => c.cause === o.part)?.text.split(":")[0];
   return (
     <>
-      {cause ? `idle time (${cause})` : o.part}:{" "}
-      <OfSteps made="excess" value={o.part_excess_ns ?? 0} column={`${o.number} ${o.part}`}>
-        {duration(o.part_excess_ns ?? 0)}
-      </OfSteps>{" "}
-      above the median
+      {cause ? `idle time (${cause})` : o.part}: <Excess o={o} /> above the median
       {o.kernel && (
         <div className={ui.name} title={o.kernel}>
-          <Link
-            to="/sessions/$session/launches"
-            params={{ session: session.id }}
-            search={
-              {
-                from: Math.max(0, o.start),
-                to: o.start + o.wall_ns,
-                operation: "kernel",
-                name: o.kernel,
-                sort: "duration",
-              } as never
-            }
-          >
-            {o.kernel}
-          </Link>
+          <KernelOf o={o} />
         </div>
       )}
     </>

@@ -128,7 +128,6 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
             </div>
           )}
         </div>
-        {shape?.full_name && shape.full_name !== op.name && <p className={t.full}>{shape.full_name}</p>}
       </section>
       {stat && (
         <section>
@@ -213,6 +212,12 @@ function OperationDetail({ d, op, close }: { d: Schemas["Detail"]; op: Schemas["
           {op.correlation !== undefined && <Fact name="correlation">{op.correlation}</Fact>}
         </dl>
       </section>
+      {shape?.full_name && shape.full_name !== op.name && (
+        <section>
+          <h3>Full name</h3>
+          <p className={t.full}>{shape.full_name}</p>
+        </section>
+      )}
       <Chain d={d} op={op} />
       {(d.previous || d.next) && (
         <section>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 import { useInfiniteQuery } from "@tanstack/react-query";
 import { Link, useSearch } from "@tanstack/react-router";
-import { get, url } from "../api/client";
+import { get, type Schemas, url } from "../api/client";
 import { useSession } from "../api/hooks";
 import { bytes, count, dims, duration, exactDuration, offset } from "../lib/format";
 import { Badge, Choice, Failure, Loading, Message, row, Swatch, ui } from "../ui/parts";
@@ -31,12 +31,34 @@ function filterText(k: (typeof filters)[number], search: Record<string, unknown>
   }
 }
 
+/** maxCall and maxInterval are the longest launch call and time between two that a launch rate counts. */
+const [maxCall, maxInterval] = [1_000_000, 100_000];
+
+/** callsOf are the durations of launch calls and the times between their starts, with those that a launch rate counts. */
+function callsOf(operations: readonly Schemas["Operation"][]) {
+  const known = operations.filter((o) => o.launch_start !== undefined && o.launch_end !== undefined);
+  return new Map(
+    known.map((o, i) => {
+      const [start, before] = [o.launch_start as number, known[i - 1]?.launch_start];
+      const call = (o.launch_end as number) - start;
+      const interval = before === undefined ? undefined : start - before;
+      const counted = {
+        ...(call <= maxCall ? { call } : {}),
+        ...(interval !== undefined && interval > 0 && interval <= maxInterval ? { interval } : {}),
+      };
+      return [o, { call, interval, counted }];
+    }),
+  );
+}
+
 /** Launches lists the operations that a number on another page is made of. */
 export function Launches() {
   const session = useSession();
   const search = useSearch({ from: "/sessions/$session/launches" });
-  const sort = search.sort ?? "start";
-  const query = { ...search, base: session.base, sort, limit: 500 };
+  const { calls: withCalls, ...filter } = search;
+  // The time from one call to the next is known in the order of the starts only.
+  const sort = withCalls ? "start" : (search.sort ?? "start");
+  const query = { ...filter, base: session.base, sort, limit: 500 };
   const params = { session: session.id };
   const q = useInfiniteQuery({
     queryKey: ["operations", session.id, query],
@@ -54,6 +76,7 @@ export function Launches() {
   const size = rows.reduce((n, r) => n + (r.bytes ?? 0), 0);
   const extent = { from: 0, to: session.overview.session.duration_ns };
   const withBytes = rows.some((r) => r.bytes !== undefined);
+  const calls = withCalls && callsOf(rows);
   return (
     <div className={ui.page}>
       <div className={ui.row}>
@@ -73,16 +96,18 @@ export function Launches() {
         )}
         <WindowBadge from={search.from} to={search.to} />
         <span className={ui.spacer} />
-        <Choice
-          label="Sort operations by"
-          param="sort"
-          value={sort}
-          options={[
-            ["start", "Start"],
-            ["duration", "Longest"],
-            ["queue", "Longest queued"],
-          ]}
-        />
+        {!calls && (
+          <Choice
+            label="Sort operations by"
+            param="sort"
+            value={sort}
+            options={[
+              ["start", "Start"],
+              ["duration", "Longest"],
+              ["queue", "Longest queued"],
+            ]}
+          />
+        )}
       </div>
       <div className={ui.row}>
         <span>
@@ -101,6 +126,12 @@ export function Launches() {
             {bytes(size)}
           </span>
         )}
+        {calls && (
+          <span className={ui.muted}>
+            The launch rate does not count pale values: calls over {duration(maxCall)}, and over {duration(maxInterval)}{" "}
+            from one call to the next.
+          </span>
+        )}
         <a href={url(`/sessions/${encodeURIComponent(session.id)}/operations`, query)} target="_blank" rel="noreferrer">
           as JSON
         </a>
@@ -111,12 +142,28 @@ export function Launches() {
             <tr>
               <th scope="col">Start</th>
               <th scope="col">Operation</th>
+              {calls && (
+                <>
+                  <th scope="col" className={ui.right} title="Time that the host was in the call">
+                    Launch call
+                  </th>
+                  <th
+                    scope="col"
+                    className={ui.right}
+                    title="From the start of the call before to the start of this one"
+                  >
+                    Since the call before
+                  </th>
+                </>
+              )}
               <th scope="col" className={ui.right}>
                 Duration
               </th>
-              <th scope="col" className={ui.right}>
-                Queued
-              </th>
+              {!calls && (
+                <th scope="col" className={ui.right}>
+                  Queued
+                </th>
+              )}
               <th scope="col">{withBytes ? "Size" : "Grid, block"}</th>
               <th scope="col" className={ui.wide}>
                 Scope
@@ -126,6 +173,12 @@ export function Launches() {
           <tbody>
             {rows.map((r) => {
               const shape = shapes.get(r.shape);
+              const call = calls ? calls.get(r) : undefined;
+              const cell = (ns: number | undefined, counted: number | undefined) => (
+                <td className={`${ui.right} ${counted === undefined ? ui.muted : ""}`}>
+                  {ns === undefined ? (call ? "–" : "unknown") : duration(ns)}
+                </td>
+              );
               return (
                 <tr
                   key={`${r.span}${r.start}`}
@@ -134,6 +187,7 @@ export function Launches() {
                     queue: r.queue_ns ?? 0,
                     bytes: r.bytes ?? 0,
                     kernels: r.operation === "kernel" ? 1 : 0,
+                    values: call?.counted,
                   })}
                 >
                   <td>
@@ -151,12 +205,16 @@ export function Launches() {
                     {r.name}
                     {r.estimated && <Badge tone="warn">estimated</Badge>}
                   </td>
+                  {calls && cell(call?.call, call?.counted.call)}
+                  {calls && cell(call?.interval, call?.counted.interval)}
                   <td className={ui.right} title={exactDuration(r.duration_ns)}>
                     {duration(r.duration_ns)}
                   </td>
-                  <td className={ui.right}>
-                    {r.queue_ns === undefined ? <span className={ui.muted}>unknown</span> : duration(r.queue_ns)}
-                  </td>
+                  {!calls && (
+                    <td className={ui.right}>
+                      {r.queue_ns === undefined ? <span className={ui.muted}>unknown</span> : duration(r.queue_ns)}
+                    </td>
+                  )}
                   <td className={`${ui.mono} ${ui.nowrap}`}>
                     {r.bytes !== undefined
                       ? bytes(r.bytes)

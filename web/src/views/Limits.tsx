@@ -33,18 +33,45 @@ export function lanesOf(session: SessionState, device: string): string | undefin
   return filter.length > 500 ? null : filter;
 }
 
-/** LaunchRate says how fast the host launched on a device. */
-export function LaunchRate({ d }: { d: Device }) {
+/** LaunchRate says how fast the host launched on a device, until the analysis ended. */
+export function LaunchRate({ d, to }: { d: Device; to?: number }) {
+  const session = useSession();
+  const search = useSearch({ from: "/sessions/$session/findings" });
   const x = d.launches;
   if (!x) return null;
+  const lane = lanesOf(session, d.id);
+  const from = search.from ?? (to === undefined ? undefined : 0);
+  const link = (made: Made, ns: number, of: string) =>
+    lane === null ? (
+      duration(ns)
+    ) : (
+      <Link
+        to="/sessions/$session/launches"
+        params={{ session: session.id }}
+        search={
+          {
+            operation: "kernel,graph",
+            from,
+            to: search.to ?? to,
+            overlapping: from === undefined ? undefined : "true",
+            lane,
+            calls: "1",
+          } as never
+        }
+        {...num(made, ns, of)}
+      >
+        {duration(ns)}
+      </Link>
+    );
   return (
     <p
       data-testid="launches"
       title={`${plural(x.calls, "launch")} of kernels and graphs. Calls of more than 1 ms and intervals of more than 100 µs do not count. A host that only launches needs about the 10th percentile for each.`}
     >
-      <span className={ui.muted}>Launches: one every</span> <strong>{duration(x.interval_p50_ns)}</strong>{" "}
-      <span className={ui.muted}>(median). A call takes</span> {duration(x.call_p50_ns)}
-      <span className={ui.muted}>, and at the 10th percentile</span> {duration(x.call_p10_ns)}
+      <span className={ui.muted}>Launches: one every</span>{" "}
+      <strong>{link("p50", x.interval_p50_ns, "interval")}</strong>{" "}
+      <span className={ui.muted}>(median). A call takes</span> {link("p50", x.call_p50_ns, "call")}
+      <span className={ui.muted}>, and at the 10th percentile</span> {link("p10", x.call_p10_ns, "call")}
       <span className={ui.muted}>, with recording.</span>
     </p>
   );
@@ -230,7 +257,14 @@ const waves = (n: number) => (n < 0.001 ? "< 0.001" : significant(n));
 const minLost = 0.01;
 
 /** smallId is the anchor of the small kernels of a device. */
-export const smallId = (d: Device) => `small-${d.id}`;
+const smallId = (d: Device) => `small-${d.id}`;
+
+/** SmallTotal is a number that is made of the small kernels of a device. */
+export const SmallTotal = ({ d, made, ns, of }: { d: Device; made: Made; ns: number; of: string }) => (
+  <Link to="." search={(o) => o} hash={smallId(d)} title={exactDuration(ns)} {...num(made, ns, of)}>
+    {duration(ns)}
+  </Link>
+);
 
 /** SmallKernels lists kernels whose grids do not fill a device. */
 export function SmallKernels({ d }: { d: Device }) {
@@ -238,8 +272,11 @@ export function SmallKernels({ d }: { d: Device }) {
   const search = useSearch({ from: "/sessions/$session/findings" });
   const shown = d.small_kernels.filter((k) => k.lost_ns >= minLost * d.kernel_ns);
   if (d.small_total.lost_ns < minLost * d.kernel_ns || d.small_total.shapes === 0) return null;
-  const lost = (ns: number) => row({ values: { [`lost ${d.id}`]: ns } });
-  const rest = d.small_total.lost_ns - shown.reduce((n, k) => n + k.lost_ns, 0);
+  const values = (k: { ns: number; lost_ns: number }) =>
+    row({ values: { [`lost ${d.id}`]: k.lost_ns, [`small ${d.id}`]: k.ns } });
+  const sum = (get: (k: { count: number; ns: number; lost_ns: number }) => number) =>
+    get(d.small_total) - shown.reduce((n, k) => n + get(k), 0);
+  const rest = { count: sum((k) => k.count), ns: sum((k) => k.ns), lost_ns: sum((k) => k.lost_ns) };
   const lane = lanesOf(session, d.id);
   const link = (k: Schemas["SmallKernel"], text: string, made?: [Made, number], title?: string) =>
     lane === null ? (
@@ -296,7 +333,7 @@ export function SmallKernels({ d }: { d: Device }) {
         </thead>
         <tbody>
           {shown.map((k) => (
-            <tr key={k.shape} {...lost(k.lost_ns)}>
+            <tr key={k.shape} {...values(k)}>
               <td className={ui.name} title={k.name}>
                 <Swatch name={k.name} />
                 {link(k, k.name)}
@@ -320,13 +357,15 @@ export function SmallKernels({ d }: { d: Device }) {
             </tr>
           ))}
           {d.small_total.shapes > shown.length && (
-            <tr {...lost(rest)}>
+            <tr {...values(rest)}>
               <td>{plural(d.small_total.shapes - shown.length, shown.length ? "other kernel" : "kernel")}</td>
               <td />
-              <td />
-              <td />
-              <td className={ui.right} title={exactDuration(rest)}>
-                {duration(rest)}
+              <td className={ui.right}>{count(rest.count)}</td>
+              <td className={ui.right} title={exactDuration(rest.ns)}>
+                {duration(rest.ns)}
+              </td>
+              <td className={ui.right} title={exactDuration(rest.lost_ns)}>
+                {duration(rest.lost_ns)}
               </td>
               <td />
               <td />

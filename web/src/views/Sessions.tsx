@@ -103,15 +103,17 @@ export function Sessions() {
               <th
                 scope="col"
                 className={`${ui.right} ${ui.wide}`}
-                title="Samples and counters of deep-profiling windows"
+                title="Of deep-profiling windows: samples of instructions and counters of the hardware"
               >
-                Deep data
+                Code samples
+                <br />
+                and counters
               </th>
               <th scope="col" className={ui.wide}>
                 Host · run
               </th>
               <th scope="col" className={`${ui.right} ${ui.wide}`}>
-                Size
+                Size on disk
               </th>
               <th scope="col">
                 <span className="visually-hidden">Actions</span>

@@ -32,12 +32,22 @@ const chartable = (s: Series): boolean =>
   (s.type === "gauge" || s.type === "sum") &&
   s.attributes["cuda.kernel.name"] === undefined;
 
+/** tasks names the parts of a device whose utilisation is measured. */
+const tasks: Record<string, string> = {
+  general: "time with a kernel",
+  encoder: "video encoder",
+  decoder: "video decoder",
+};
+
 const label = (s: Series): string => {
   const rest = Object.entries(s.attributes)
     .filter(
       ([k]) => !["hw.id", "hw.type", "hw.name", "hw.vendor", "hw.model", "hw.parent", "cuda.device.index"].includes(k),
     )
-    .map(([k, v]) => (typeof v === "string" ? v : `${k.split(".").at(-1)} ${v}`));
+    .map(
+      ([k, v]) =>
+        (k === "hw.gpu.task" && tasks[String(v)]) || (typeof v === "string" ? v : `${k.split(".").at(-1)} ${v}`),
+    );
   if (s.metric === "hw.gpu.io.throughput" && !rest.length) rest.push("both directions");
   return (
     [deviceLabel(s.attributes), ...rest].filter(Boolean).join(" · ") ||
