@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpuflight/gpuflight/internal/bytesize"
 	"github.com/gpuflight/gpuflight/internal/store"
+	"github.com/gpuflight/gpuflight/internal/store/duckstore"
 )
 
 // defaultBackend is the name of the DuckDB store that exists if the settings name no backend.
@@ -100,7 +101,7 @@ func newBackend() BackendConfig {
 			// Next to the state of other components.
 			Directory:   filepath.Join("gpuflight-state", "store"),
 			MemoryLimit: 256 << 20,
-			Threads:     2,
+			Threads:     duckstore.DefaultThreads(),
 		}),
 		ClickHouse: configoptional.Default(ClickHouseConfig{
 			Username: "default", Database: "default", CreateSchema: true, Timeout: 30 * time.Second,

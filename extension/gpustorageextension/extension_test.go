@@ -33,6 +33,7 @@ import (
 	"github.com/gpuflight/gpuflight/extension/gpustorageextension/internal/metadatatest"
 	"github.com/gpuflight/gpuflight/internal/store"
 	"github.com/gpuflight/gpuflight/internal/store/answer"
+	"github.com/gpuflight/gpuflight/internal/store/duckstore"
 	"github.com/gpuflight/gpuflight/internal/store/rows"
 	"github.com/gpuflight/gpuflight/internal/store/storetest"
 	"github.com/gpuflight/gpuflight/internal/testing/trainsim"
@@ -116,7 +117,7 @@ func TestConfig_Errors(t *testing.T) {
 
 func TestConfig_Defaults(t *testing.T) {
 	b := config(t, nil).backends()["default"]
-	assert.Equal(t, DuckDBConfig{Directory: "gpuflight-state/store", MemoryLimit: 256 << 20, Threads: 2}, *b.DuckDB.Get())
+	assert.Equal(t, DuckDBConfig{Directory: "gpuflight-state/store", MemoryLimit: 256 << 20, Threads: duckstore.DefaultThreads()}, *b.DuckDB.Get())
 	b = config(t, map[string]any{"a": map[string]any{"duckdb": map[string]any{"threads": 3}}}).backends()["a"]
 	assert.Equal(t, 3, b.DuckDB.Get().Threads)
 	assert.Equal(t, RetentionConfig{MinFree: 1 << 30}, b.Retention)

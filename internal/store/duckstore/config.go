@@ -14,6 +14,7 @@
 package duckstore
 
 import (
+	"runtime"
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/store"
@@ -28,7 +29,7 @@ type Config struct {
 	MemoryLimit int64
 	// TempLimit is the largest size of temporary files in bytes, 4 GiB by default.
 	TempLimit int64
-	// Threads is the number of threads of DuckDB, 2 by default.
+	// Threads is the number of threads of DuckDB, [DefaultThreads] by default.
 	Threads int
 	// MaxAttached is the number of segments that stay open, by default one for each 20 MiB of the
 	// memory limit. Running calls may keep more.
@@ -65,6 +66,10 @@ type Stats struct {
 	Damaged, Deleted int64
 }
 
+// DefaultThreads is a quarter of the processors that the process may use, from 2 to 4. A query of 100 M kernels needs
+// some 0.4 s of processors, and the programs on the same machine need the others.
+func DefaultThreads() int { return min(max(runtime.GOMAXPROCS(0)/4, 2), 4) }
+
 func (c *Config) defaults() {
 	set := func(p *int64, v int64) {
 		if *p <= 0 {
@@ -75,7 +80,7 @@ func (c *Config) defaults() {
 	set(&c.TempLimit, 4<<30)
 	set(&c.SegmentOps, 32_000_000)
 	if c.Threads <= 0 {
-		c.Threads = 2
+		c.Threads = DefaultThreads()
 	}
 	if c.MaxAttached <= 0 {
 		c.MaxAttached = int(max(c.MemoryLimit/(20<<20), 4))

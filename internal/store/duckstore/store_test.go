@@ -7,6 +7,7 @@ package duckstore
 import (
 	"context"
 	"database/sql"
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
@@ -281,8 +282,8 @@ func TestStore_Limits(t *testing.T) {
 	const query = `SELECT concat_ws(', ', current_setting('memory_limit'), current_setting('max_temp_directory_size'),
 		current_setting('threads'), current_setting('temp_directory'))`
 	for want, db := range map[string]*sql.DB{
-		"256.0 MiB, 4.0 GiB, 2, " + filepath.Join(s.dir, "tmp"): s.db,
-		"512.0 MiB, 4.0 GiB, 1, ":                               reader.db,
+		fmt.Sprintf("256.0 MiB, 4.0 GiB, %d, %s", DefaultThreads(), filepath.Join(s.dir, "tmp")): s.db,
+		"512.0 MiB, 4.0 GiB, 1, ": reader.db,
 	} {
 		var got string
 		require.NoError(t, db.QueryRow(query).Scan(&got))
