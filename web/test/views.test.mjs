@@ -492,12 +492,12 @@ describe("timeline", () => {
       "spans: Scopes · 11 worker",
       "spans: NVTX",
       "group: GPU 0",
-      "gaps: idle",
+      "gaps: no kernel",
       "lane: stream 7",
       "lane: stream 7 copies",
       "lane: host",
       "group: GPU 1",
-      "gaps: idle",
+      "gaps: no kernel",
       "lane: stream 9",
       "group: Metrics",
       ...each((i) => `metric: GPU ${i} utilisation`),
@@ -515,7 +515,7 @@ describe("timeline", () => {
       ["stream 7 copies", 4600, "memcpy HtoD\n200 µs · at 4.500000 ms"],
       ["host", 12_500, "synchronize\n1.00 ms · at 12.000000 ms"],
       ["stream 9", 10_500, "relu_kernel\n1.00 ms · at 10.000000 ms\nThe times are estimated."],
-      ["idle", 6500, "GPU idle\n980 µs · at 6.020000 ms"],
+      ["no kernel", 6500, "No kernel on the GPU\n980 µs · at 6.020000 ms"],
       ["GPU 1 power", 15_000, "GPU 1 power: 301 W\nmeasured at 10 ms"],
     ]) {
       const [x, y] = await at(page, label, time);
@@ -689,7 +689,7 @@ describe("timeline", () => {
     );
     const page = await open(`/sessions/${dense}/timeline`);
     await page.getByText(/only the 2,000 longest scopes/).waitFor();
-    await page.getByText(/no idle gap is long enough to draw/).waitFor();
+    await page.getByText(/no gap without a kernel is long enough to draw/).waitFor();
     // All scopes of a shorter interval are drawn.
     await visit(page, `/sessions/${dense}/timeline?from=0&to=2000000`);
     await page.getByText(/only the 2,000 longest scopes/).waitFor({ state: "hidden" });

@@ -271,7 +271,7 @@ const IdleHead = () => (
     className={ui.right}
     title="While the scope was open: time between two kernels in which the device ran none, summed over the devices"
   >
-    Idle
+    No kernel
   </th>
 );
 

@@ -730,7 +730,7 @@ function describe(
   if (item) {
     const lines = [`${duration(item.end - item.start)} · at ${offset(item.start, 1)}`];
     if (item.estimated) lines.push("The times are estimated.");
-    if (item.kind === "gap") return { x, y, title: "GPU idle", lines };
+    if (item.kind === "gap") return { x, y, title: "No kernel on the GPU", lines };
     return { x, y, title: item.name, lines };
   }
   if (bin !== undefined && track.bins) {
