@@ -1410,7 +1410,7 @@ export interface components {
          * @enum {string}
          */
         Bound: "device" | "launch" | "host" | "communication" | "dependency" | "unknown";
-        /** @description A partition: compute, communication only, copies only and idle time sum to wall, and the causes sum to the idle time */
+        /** @description A partition: compute, communication only, copies and sets only, and idle time sum to wall, and the causes sum to the idle time */
         Parts: {
             wall_ns: components["schemas"]["Ns"];
             compute_ns: components["schemas"]["Ns"];

@@ -371,7 +371,7 @@ const partNames: Record<string, string> = {
   step: "all of it",
   compute: "compute",
   communication: "communication only",
-  copy: "copies only",
+  copy: "copies and sets only",
 };
 
 function Part({ r, c }: { r: Row; c: Comparison }) {

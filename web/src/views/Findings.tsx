@@ -112,7 +112,7 @@ type PartName = "compute" | "communication" | "copy" | "idle";
 const partsOf = (p: Schemas["Parts"]): [PartName, string, number][] => [
   ["compute", "compute", p.compute_ns],
   ["communication", "communication only", p.communication_ns],
-  ["copy", "copies only", p.copy_ns],
+  ["copy", "copies and sets only", p.copy_ns],
   ["idle", "idle", p.idle_ns],
 ];
 
@@ -490,7 +490,7 @@ function StepsPanel({ a }: { a: Analysis }) {
             {line("wall", "wall", (v) => v.wall_ns)}
             {line("compute", "compute", (v) => v.compute_ns)}
             {line("communication", "communication only", (v) => v.communication_ns)}
-            {line("copy", "copies only", (v) => v.copy_ns)}
+            {line("copy", "copies and sets only", (v) => v.copy_ns)}
             {line("idle", "idle", (v) => v.idle_ns)}
           </tbody>
         </table>
@@ -581,7 +581,7 @@ function StepList({ a }: { a: Analysis }) {
                 Number
               </th>
               <th scope="col">Start</th>
-              {["Wall", "Compute", "Communication only", "Copies only", "Idle"].map((h) => (
+              {["Wall", "Compute", "Communication only", "Copies and sets only", "Idle"].map((h) => (
                 <th key={h} scope="col" className={ui.right}>
                   {h}
                 </th>
