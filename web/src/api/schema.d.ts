@@ -1982,7 +1982,10 @@ export interface components {
             call?: string;
             scope?: string;
             stack?: string;
-            evidence: components["schemas"]["Reference"][];
+            evidence: (components["schemas"]["Reference"] & {
+                /** @description Absent for an operation that ends a gap */
+                duration_ns?: components["schemas"]["Ns"];
+            })[];
         };
         Rank: {
             rank: number;

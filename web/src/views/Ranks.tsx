@@ -127,7 +127,7 @@ function Advice({ a }: { a: Answer }) {
                 {r.cause?.evidence.map((e, i) => (
                   <span key={e.span}>
                     {i > 0 && " · "}
-                    <Show r={r} span={e.span} start={e.start} ns={1}>
+                    <Show r={r} span={e.span} start={e.start} ns={e.duration_ns ?? 1}>
                       {`${e.name || e.span} at ${offset(e.start, 1000)} of rank ${r.rank}`}
                     </Show>
                   </span>
