@@ -387,7 +387,7 @@ function Delays({ a }: { a: Answer }) {
       <table className={ui.table} aria-label="Largest delays">
         <thead>
           <tr>
-            <th scope="col">At</th>
+            <th scope="col">First enters</th>
             <th scope="col">Collective</th>
             <th scope="col">Last</th>
             <th scope="col" className={ui.right} title="From the last but one rank to the last">
@@ -620,7 +620,7 @@ function BandwidthRows({ list, a }: { list: Collective[]; a: Answer }) {
         <table className={ui.table} aria-label="Bandwidths of collectives">
           <thead>
             <tr>
-              <th scope="col">At</th>
+              <th scope="col">First enters</th>
               <th scope="col" className={ui.right}>
                 Size
               </th>
