@@ -48,6 +48,8 @@ export function Compare() {
         ))}
         {sessions.data.sessions.map((s) => (
           <option key={s.id} value={s.id}>
+            {s.run && `${s.run} · `}
+            {s.rank !== undefined && `rank ${s.rank} · `}
             {s.service || "unnamed"} · {instant(s.start)} · {duration(s.duration_ns)} · {s.id.slice(0, 8)}
           </option>
         ))}
