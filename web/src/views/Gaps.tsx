@@ -155,7 +155,9 @@ function KernelGaps() {
       <div className={ui.row}>
         <h1>Time without a kernel</h1>
         <WindowBadge from={search.from} to={search.to} />
-        <span className={ui.muted}>between two kernels, in which a device ran no kernel; copies and sets can run in it</span>
+        <span className={ui.muted}>
+          between two kernels, in which a device ran no kernel; copies and sets can run in it
+        </span>
       </div>
       <div className={ui.row}>
         <span>

@@ -418,7 +418,9 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
                 </div>
               )}
               {own.idle_ns !== undefined && s.duration_ns > 0 && (
-                <div title={`${exactDuration(own.idle_ns)} between two kernels in which a device ran none, summed over the devices`}>
+                <div
+                  title={`${exactDuration(own.idle_ns)} between two kernels in which a device ran none, summed over the devices`}
+                >
                   <strong>
                     <Link
                       to="/sessions/$session/gaps"
