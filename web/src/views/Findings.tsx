@@ -5,7 +5,7 @@ import type { Schemas } from "../api/client";
 import { url } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
 import { count, duration, exactDuration, offset, percent, plural } from "../lib/format";
-import { Badge, Bar, Failure, Loading, type Made, Message, num, row, ui } from "../ui/parts";
+import { Badge, Bar, type Column, Described, Failure, Loading, type Made, Message, num, row, ui } from "../ui/parts";
 import { toSpan } from "./Inspector";
 import { WindowBadge } from "./Kernels";
 import { boundText, boundTone, LaunchRate, lanesOf, ScopeLimits, SmallKernels, SmallTotal } from "./Limits";
@@ -329,6 +329,21 @@ function Advice({ a }: { a: Analysis }) {
   );
 }
 
+const causeColumns: Column[] = [
+  ["Cause of idle time"],
+  ["Idle", "Time in which the device ran no kernel, copy or set", ui.right],
+  ["Of active", undefined, ui.right],
+  ["", undefined, ui.wide],
+  ["In the longest gaps", "The part of each gap that has this cause"],
+];
+
+const stepColumns: Column[] = [
+  ["Part of a step", "Each number is of one step, so the parts do not add up to the wall time"],
+  ["p50", undefined, ui.right],
+  ["p95", undefined, ui.right],
+  ["Max", undefined, ui.right],
+];
+
 function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
   const p = d.active;
   const share = (ns: number) => (p.wall_ns > 0 ? ns / p.wall_ns : 0);
@@ -367,59 +382,42 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
         </span>
       </div>
       <LaunchRate d={d} to={a.complete ? undefined : a.to} />
-      <div className={`${ui.card} ${ui.tableScroll}`}>
-        <table className={ui.table} aria-label="Idle time by cause">
-          <thead>
-            <tr>
-              <th scope="col">Cause of idle time</th>
-              <th scope="col" className={ui.right}>
-                Idle
-              </th>
-              <th scope="col" className={ui.right}>
-                Of active
-              </th>
-              <th scope="col" className={ui.wide} />
-              <th scope="col" title="The part of each gap that has this cause">
-                In the longest gaps
-              </th>
+      <Described label="Idle time by cause" columns={causeColumns}>
+        <tbody>
+          {rows.map((c) => (
+            <tr key={c.cause} data-cause={c.cause}>
+              <td>{c.text}</td>
+              <td className={ui.right}>
+                <CauseTime a={a} cause={c.cause} device={d.id} ns={c.ns} />
+              </td>
+              <td className={ui.right}>{percent(share(c.ns))}</td>
+              <td className={ui.wide}>
+                <Bar share={share(c.ns)} />
+              </td>
+              <td>
+                {longest(c.cause).map((g, i) => (
+                  <span key={g.start} className={ui.nowrap}>
+                    {i > 0 && ", "}
+                    <Show
+                      start={g.start}
+                      ns={g.duration_ns}
+                      title={[
+                        `of a gap of ${duration(g.duration_ns)}`,
+                        [g.call, g.scope].filter(Boolean).join(", in scope "),
+                        g.delay_stack,
+                      ]
+                        .filter(Boolean)
+                        .join("\n")}
+                    >
+                      {duration(g.idle_by_cause_ns[c.cause] ?? 0)}
+                    </Show>
+                  </span>
+                ))}
+              </td>
             </tr>
-          </thead>
-          <tbody>
-            {rows.map((c) => (
-              <tr key={c.cause} data-cause={c.cause}>
-                <td>{c.text}</td>
-                <td className={ui.right}>
-                  <CauseTime a={a} cause={c.cause} device={d.id} ns={c.ns} />
-                </td>
-                <td className={ui.right}>{percent(share(c.ns))}</td>
-                <td className={ui.wide}>
-                  <Bar share={share(c.ns)} />
-                </td>
-                <td>
-                  {longest(c.cause).map((g, i) => (
-                    <span key={g.start} className={ui.nowrap}>
-                      {i > 0 && ", "}
-                      <Show
-                        start={g.start}
-                        ns={g.duration_ns}
-                        title={[
-                          `of a gap of ${duration(g.duration_ns)}`,
-                          [g.call, g.scope].filter(Boolean).join(", in scope "),
-                          g.delay_stack,
-                        ]
-                          .filter(Boolean)
-                          .join("\n")}
-                      >
-                        {duration(g.idle_by_cause_ns[c.cause] ?? 0)}
-                      </Show>
-                    </span>
-                  ))}
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+          ))}
+        </tbody>
+      </Described>
       <SmallKernels d={d} />
     </>
   );
@@ -468,33 +466,15 @@ function StepsPanel({ a }: { a: Analysis }) {
           each begins with the {s.rule === "scopes" ? "scope" : "kernel"} {s.name}
         </span>
       </div>
-      <div className={`${ui.card} ${ui.tableScroll}`}>
-        <table className={ui.table} aria-label="Steps">
-          <thead>
-            <tr>
-              <th scope="col" title="Each number is of one step, so the parts do not add up to the wall time">
-                Part of a step
-              </th>
-              <th scope="col" className={ui.right}>
-                p50
-              </th>
-              <th scope="col" className={ui.right}>
-                p95
-              </th>
-              <th scope="col" className={ui.right}>
-                Max
-              </th>
-            </tr>
-          </thead>
-          <tbody>
-            {line("wall", "wall", (v) => v.wall_ns)}
-            {line("compute", "compute", (v) => v.compute_ns)}
-            {line("communication", "communication only", (v) => v.communication_ns)}
-            {line("copy", "copies and sets only", (v) => v.copy_ns)}
-            {line("idle", "idle", (v) => v.idle_ns)}
-          </tbody>
-        </table>
-      </div>
+      <Described label="Steps" columns={stepColumns}>
+        <tbody>
+          {line("wall", "wall", (v) => v.wall_ns)}
+          {line("compute", "compute", (v) => v.compute_ns)}
+          {line("communication", "communication only", (v) => v.communication_ns)}
+          {line("copy", "copies and sets only", (v) => v.copy_ns)}
+          {line("idle", "idle", (v) => v.idle_ns)}
+        </tbody>
+      </Described>
       <div className={`${ui.card} ${ui.tableScroll}`}>
         <table className={ui.table} aria-label="Slow steps">
           <thead>

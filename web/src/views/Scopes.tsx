@@ -93,7 +93,7 @@ export function Scopes() {
               </th>
               <IdleHead />
               <th scope="col" className={`${ui.right} ${ui.wide}`} title="Sum of the times from launch to start">
-                Queued
+                Queued, sum
               </th>
               <th scope="col" className={`${ui.right} ${ui.wide}`}>
                 Copied
@@ -413,7 +413,7 @@ function Instances({ node }: { node: Node }) {
               </th>
               <IdleHead />
               <th scope="col" className={`${ui.right} ${ui.wide}`} title="Sum of the times from launch to start">
-                Queued
+                Queued, sum
               </th>
             </tr>
           </thead>
