@@ -133,7 +133,7 @@ func TestRanks_Gloo(t *testing.T) {
 		cause, scope, kernel    string
 		first, longest          int64
 	}{
-		"gloo-host":    {342, 61, 301.9, 353.1, 308.6, "host", "step 38", "", 171_387_783, 0},
+		"gloo-host":    {342, 61, 301.9, 353.1, 308.6, "host", "step *", "", 171_387_783, 0},
 		"gloo-kernels": {374, 52, 3255.6, 3312.5, 3266.1, "more_kernels", "", "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize256x128x8_stage3_warpsize4x2x1_ffma_aligna4_alignc4_execute_kernel__5x_cublas", 2_815_195_246, 2_696_374},
 	} {
 		t.Run(run, func(t *testing.T) {
