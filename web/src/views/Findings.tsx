@@ -26,6 +26,7 @@ export function Findings() {
   if (q.error && !q.data) return <Failure error={q.error} />;
   if (!q.data) return <Loading />;
   const a = q.data;
+  const { counts } = session.overview.session;
   return (
     <div className={ui.page}>
       <div className={ui.row}>
@@ -51,7 +52,22 @@ export function Findings() {
           </Link>
         </div>
       )}
-      {a.devices.length === 0 && <Message>No work of a device.</Message>}
+      {a.devices.length === 0 &&
+        (counts.ops > 0 || counts.samples + counts.points === 0 ? (
+          <Message>No work of a device.</Message>
+        ) : (
+          <Message>
+            This recording has no kernels or copies, only counters or metrics. See{" "}
+            <Link to="/sessions/$session/code" params={params} search={{} as never}>
+              Code
+            </Link>{" "}
+            and{" "}
+            <Link to="/sessions/$session/system" params={params} search={{} as never}>
+              System
+            </Link>
+            .
+          </Message>
+        ))}
       {steps ? (
         <StepList a={a} />
       ) : (
