@@ -91,12 +91,13 @@ export function Show(props: {
   start: number;
   ns: number;
   span?: string;
-  path?: boolean;
+  /** The name of a step, whose critical path is shown. */
+  step?: string;
   number?: boolean;
   title?: string;
   children: string;
 }) {
-  const { start, ns, span, path, number, title, children } = props;
+  const { start, ns, span, step, number, title, children } = props;
   const session = useSession();
   const extent = { from: 0, to: session.overview.session.duration_ns };
   return (
@@ -111,7 +112,8 @@ export function Show(props: {
               at: undefined,
               m0: Math.max(0, start),
               m1: start + ns,
-              path: path ? "1" : undefined,
+              path: step && "1",
+              step,
             }) as never
       }
       title={title ?? (number ? exactDuration(ns) : "Show it in the timeline")}
@@ -324,7 +326,7 @@ function Advice({ a }: { a: Analysis }) {
                 ? a.steps.outliers.slice(0, 5).map((o, i) => (
                     <span key={o.number}>
                       {i > 0 && " · "}
-                      <Show start={o.start} ns={o.wall_ns} path>
+                      <Show start={o.start} ns={o.wall_ns} step={o.name}>
                         {o.name}
                       </Show>
                     </span>
@@ -473,7 +475,7 @@ function StepsPanel({ a }: { a: Analysis }) {
         {s.typical && (
           <>
             <Badge title="What limits the typical step">{boundText(s.typical.bound)}</Badge>
-            <Show start={s.typical.start} ns={s.typical.wall_ns} path>
+            <Show start={s.typical.start} ns={s.typical.wall_ns} step={s.typical.name}>
               critical path of the typical step
             </Show>
           </>
@@ -514,7 +516,7 @@ function StepsPanel({ a }: { a: Analysis }) {
             {(s.outliers.length ? s.outliers : s.longest.slice(0, 5)).map((o) => (
               <tr key={o.number}>
                 <td>
-                  <Show start={o.start} ns={o.wall_ns} path>
+                  <Show start={o.start} ns={o.wall_ns} step={o.name}>
                     {o.name}
                   </Show>
                 </td>
@@ -594,7 +596,7 @@ function StepList({ a }: { a: Analysis }) {
             {s.longest.slice(0, 1000).map((o) => (
               <tr key={o.number} {...stepRow(o)}>
                 <td>
-                  <Show start={o.start} ns={o.wall_ns} path>
+                  <Show start={o.start} ns={o.wall_ns} step={o.name}>
                     {o.name}
                   </Show>
                 </td>

@@ -536,7 +536,7 @@ function KernelList({ groups, from, to }: { groups: Schemas["Kernels"] | undefin
 }
 
 /** Measured shows the sums of a measured interval. */
-export function Measured({ range, close }: { range: View; close: () => void }) {
+export function Measured({ range, step, close }: { range: View; step: string | undefined; close: () => void }) {
   const { id, base } = useSession();
   const kernels = useGet(
     "/sessions/{session}/kernels",
@@ -559,6 +559,7 @@ export function Measured({ range, close }: { range: View; close: () => void }) {
             ✕
           </button>
         </div>
+        {step && <h2>{step} on the device</h2>}
         <div className={t.big}>
           <div title={exactDuration(range.to - range.from)} {...row({ values: { length: range.to - range.from } })}>
             <strong>{duration(range.to - range.from)}</strong>
