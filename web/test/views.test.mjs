@@ -436,16 +436,16 @@ describe("system", () => {
       all.map((e) => [e.querySelector("h2").innerText, [...e.querySelectorAll("li")].map((l) => l.innerText.trim())]),
     );
     assert.deepEqual(shown, [
-      ["GPU utilisation", ["GPU 0 50 %", "GPU 1 60 %", "GPU 2 70 %"]],
-      ["Power", ["GPU 0 300 W", "GPU 1 301 W", "GPU 2 302 W"]],
-      ["GPU memory in use", ["GPU 0 1.00 GiB", "GPU 1 2.00 GiB", "GPU 2 4.00 GiB"]],
-      ["Temperature", ["GPU 0 61.0 °C"]],
-      ["Clocks", ["GPU 0 · sm 1.98 GHz"]],
-      ["Throttling, per second", ["GPU 0 50 %"]],
-      ["PCIe transfer, per second", ["GPU 0 · receive 1,000 KiB/s"]],
-      ["NVLink transfer, per second", ["GPU 0 1.95 MiB/s"]],
-      ["Errors, per second", ["GPU 0 · corrected 200 error/s"]],
-      ["Fan", ["GPU 0 40 %"]],
+      ["GPU utilisation", ["GPU 0 last 50 %", "GPU 1 last 60 %", "GPU 2 last 70 %"]],
+      ["Power", ["GPU 0 last 300 W", "GPU 1 last 301 W", "GPU 2 last 302 W"]],
+      ["GPU memory in use", ["GPU 0 last 1.00 GiB", "GPU 1 last 2.00 GiB", "GPU 2 last 4.00 GiB"]],
+      ["Temperature", ["GPU 0 last 61.0 °C"]],
+      ["Clocks", ["GPU 0 · sm last 1.98 GHz"]],
+      ["Throttling, per second", ["GPU 0 last 50 %"]],
+      ["PCIe transfer, per second", ["GPU 0 · receive last 1,000 KiB/s"]],
+      ["NVLink transfer, per second", ["GPU 0 last 1.95 MiB/s"]],
+      ["Errors, per second", ["GPU 0 · corrected last 200 error/s"]],
+      ["Fan", ["GPU 0 last 40 %"]],
     ]);
     const interval = (from, to) =>
       page.waitForURL((u) => u.searchParams.get("from") === String(from) && u.searchParams.get("to") === String(to));
