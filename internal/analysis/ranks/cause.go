@@ -192,8 +192,12 @@ func (a *run) describe(c *Cause, rank int, own *stretch, usual map[string]int64,
 			what += fmt.Sprintf(", in scope %q", c.Scope)
 		}
 	}
-	c.Text = fmt.Sprintf("Cause in the %d largest delays: %s. This is %s of the %s by which it was late in them.",
-		c.Collectives, what, analysis.Duration(c.ExcessNs), analysis.Duration(c.LateNs))
+	delays, them := "largest delay", "it"
+	if c.Collectives != 1 {
+		delays, them = fmt.Sprintf("%d largest delays", c.Collectives), "them"
+	}
+	c.Text = fmt.Sprintf("Cause in the %s: %s. This is %s of the %s by which it was late in %s.",
+		delays, what, analysis.Duration(c.ExcessNs), analysis.Duration(c.LateNs), them)
 }
 
 func causeNamed(name string) analysis.Cause {
