@@ -357,7 +357,7 @@ export function SmallKernels({ d }: { d: Device }) {
             </tr>
           ))}
           {d.small_total.shapes > shown.length && (
-            <tr {...values(rest)}>
+            <tr data-rest {...values(rest)}>
               <td>{plural(d.small_total.shapes - shown.length, shown.length ? "other kernel" : "kernel")}</td>
               <td />
               <td className={ui.right}>{count(rest.count)}</td>
