@@ -621,6 +621,36 @@ test("skip buttons lead from the link to Findings to the kernel of the slow step
   await close(page);
 });
 
+test("numbers of an analysis that ended early link to what it has read", async () => {
+  const page = await open("/");
+  const { devices, to: end } = await api(`${of("tiny")}/analysis`);
+  const { start } = devices[0];
+  const early = start + 10_000_000;
+  await page.route(/\/analysis\?/, async (route) => {
+    const response = await route.fetch();
+    const json = { ...(await response.json()), complete: false, to: early };
+    await route.fulfill({ response, json });
+  });
+  for (const [query, from] of [
+    ["", "0"],
+    [`?from=${start}&to=${end}`, String(start)],
+  ]) {
+    await page.goto(`${base}${of("tiny")}/findings${query}`);
+    await settled(page);
+    const links = await page.locator("main a[class*='num']").evaluateAll((all) => all.map((a) => a.href));
+    const to = (end) => links.map((l) => new URL(l)).filter((l) => l.pathname.endsWith(end));
+    const rate = to("/launches").filter((l) => l.searchParams.has("calls"));
+    const small = to("/launches").filter((l) => l.searchParams.has("shape"));
+    const [gaps, scopes] = [to("/gaps"), to("/owned")];
+    for (const l of [...rate, ...small, ...gaps, ...scopes])
+      assert.deepEqual([l.searchParams.get("from"), l.searchParams.get("to")], [from, String(early)], String(l));
+    assert.ok(rate.length && small.length && gaps.length && scopes.length, String(links));
+    // The launch rate does not count launches of kernels that began before the interval.
+    assert.ok(!rate.some((l) => l.searchParams.has("overlapping")));
+  }
+  await close(page);
+});
+
 describe("axe-core finds nothing serious at 1,280 px and at 390 px", () => {
   for (const name of [
     "findings of a rank",
