@@ -651,6 +651,33 @@ test("numbers of an analysis that ended early link to what it has read", async (
   await close(page);
 });
 
+test("values that the launch rate does not count are in parentheses", async () => {
+  const page = await open(`${of("tiny")}/findings`);
+  await page.getByTestId("launches").getByRole("link").first().click();
+  await page.waitForURL(/calls=1/);
+  await settled(page);
+  const rows = await page
+    .getByRole("table", { name: "Operations" })
+    .locator("tbody tr")
+    .evaluateAll((all) =>
+      all.map((r) => [
+        JSON.parse(r.dataset.row).values,
+        [...r.cells].slice(2, 4).map((c) => ({ text: c.innerText, title: c.title })),
+      ]),
+    );
+  const other = /^(\(.*\)|–|unknown)$/;
+  for (const [values, [call, interval]] of rows)
+    for (const [cell, counts] of [
+      [call, values?.call !== undefined],
+      [interval, values?.interval !== undefined],
+    ]) {
+      assert.equal(other.test(cell.text), !counts, cell.text);
+      assert.equal(cell.title, counts ? "" : "The launch rate does not count it");
+    }
+  assert.ok(rows.some(([, [, interval]]) => /^\(.*\)$/.test(interval.text)));
+  await close(page);
+});
+
 describe("axe-core finds nothing serious at 1,280 px and at 390 px", () => {
   for (const name of [
     "findings of a rank",
