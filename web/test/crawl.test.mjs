@@ -621,6 +621,59 @@ test("skip buttons lead from the link to Findings to the kernel of the slow step
   await close(page);
 });
 
+test("after a click on a row or a link, the keys of the page scroll it", async () => {
+  const page = await open("/", { viewport: { width: 1280, height: 400 } });
+  const scrolls = async (key) => {
+    await settled(page);
+    assert.equal(await page.locator("main").evaluate((m) => m.scrollTop), 0);
+    await page.keyboard.press(key);
+    await page.waitForFunction(() => document.querySelector("main").scrollTop > 0);
+  };
+  await page
+    .locator(`tr[data-session="${of("slow_layer").slice(10)}"] a`)
+    .first()
+    .click();
+  await page.waitForURL(/timeline/);
+  await page.getByRole("link", { name: "Findings", exact: true }).click();
+  await page.waitForURL(/findings/);
+  await scrolls("PageDown");
+  await page.locator("main a[href*='list=steps']").first().click();
+  await page.waitForURL(/list=steps/);
+  await scrolls("Space");
+  await page.locator("main a[href*='/launches']").first().click();
+  await page.waitForURL(/launches/);
+  await scrolls("ArrowDown");
+  await close(page);
+});
+
+test("a page with several devices has a skip button for each table", async () => {
+  const page = await open("/");
+  await page.route(/\/analysis\?/, async (route) => {
+    const response = await route.fetch();
+    const body = await response.json();
+    body.devices.push({ ...body.devices[0], id: "second", index: 1 });
+    await route.fulfill({ response, json: body });
+  });
+  await page.goto(`${base}${of("tiny")}/findings`);
+  await settled(page);
+  const skips = page.getByRole("navigation", { name: "Skip" }).getByRole("button");
+  assert.deepEqual(await skips.allInnerTexts(), [
+    "Skip to the table: Idle time by cause 1",
+    "Skip to the table: Small kernels 1",
+    "Skip to the table: Idle time by cause 2",
+    "Skip to the table: Small kernels 2",
+    "Skip to the table: Steps",
+    "Skip to the table: Slow steps",
+    "Skip to the table: Limits of scopes",
+  ]);
+  await skips.nth(2).focus();
+  await page.keyboard.press("Enter");
+  const tables = page.getByRole("table", { name: "Idle time by cause" });
+  const focused = await tables.evaluateAll((all) => all.map((t) => t.contains(document.activeElement)));
+  assert.deepEqual(focused, [false, true]);
+  await close(page);
+});
+
 test("numbers of an analysis that ended early link to what it has read", async () => {
   const page = await open("/");
   const { devices, to: end } = await api(`${of("tiny")}/analysis`);
