@@ -425,6 +425,24 @@ func TestRun_SlowSteps(t *testing.T) {
 	assert.Equal(t, int64(200), NewAnswer(r, 0).Steps.OutlierCount)
 }
 
+// TestRun_KernelOfSlowSteps has a kernel that is slow in every third step.
+func TestRun_KernelOfSlowSteps(t *testing.T) {
+	r := run(t, train(60, func(p *program, i int) {
+		kernels(p, 9, 100*µs)
+		ns := 100 * µs
+		if i%3 == 2 {
+			ns += 5 * ms
+		}
+		p.launch("layer9", ns)
+	}).reader(), 1000, Options{})
+	require.Len(t, r.Steps.Outliers, 20)
+	for _, o := range r.Steps.Outliers {
+		assert.Equal(t, "layer9", o.Kernel)
+		assert.Equal(t, 5*ms, o.KernelExcessNs)
+		assert.Equal(t, o.PartExcessNs, o.KernelExcessNs)
+	}
+}
+
 // TestRun_SlowStepOfCause has a step that is slow because of a cause of idle time.
 func TestRun_SlowStepOfCause(t *testing.T) {
 	p := train(50, func(p *program, i int) {

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -51,6 +52,20 @@ var advice = [numCauses]struct{ found, change string }{
 	Host:       {"the host ran other code before it launched the next work", "Move that code to other threads or processes, or prepare the next step during this one."},
 	Queued:     {"work had been launched but waited for other work or an event", "Check dependencies between streams and devices."},
 	Latency:    {"each start of a kernel cost a few µs", "Launch fewer and larger kernels, or use CUDA graphs."},
+}
+
+const seeRanks = "see the view Ranks, or gpuflight ranks."
+
+// hostCollective is a scope around a call that returns after the collective. Names are those of PyTorch.
+var hostCollective = regexp.MustCompile(`^(?:gloo|mpi|ucc):(\w+)$`)
+
+// HostCollective returns the operation of a scope of a collective on the host, such as all_reduce of
+// gloo:all_reduce. It is "" for other scopes. Scopes of NCCL end when the kernel has been launched, and are none.
+func HostCollective(scope string) string {
+	if m := hostCollective.FindStringSubmatch(scope); m != nil {
+		return m[1]
+	}
+	return ""
 }
 
 // findings returns the advice of all devices, the largest gain first.
@@ -101,14 +116,17 @@ func deviceFindings(d *Device) []Finding {
 		if advice[c].found == "" {
 			continue
 		}
-		found := advice[c].found
+		found, change := advice[c].found, advice[c].change
 		switch {
 		case c == Host:
 			found += inScope(d, d.Active.Idle[c]) + atLine(d, d.Active.Idle[c])
+			if len(d.HostScopes) > 0 && HostCollective(d.HostScopes[0].Name) != "" && 2*d.HostScopes[0].Ns >= d.Active.Idle[c] {
+				change = "The host was in collectives, which can include waits for ranks that come late: " + seeRanks + " Overlap the rest with compute."
+			}
 		case c == Sync && len(d.SyncCalls) > 0 && d.SyncCalls[0].Name != "":
 			found += fmt.Sprintf(" (%s of it after %s)", Duration(d.SyncCalls[0].Ns), d.SyncCalls[0].Name)
 		}
-		add(c.String(), "idle time by this cause", found, advice[c].change, d.Active.Idle[c], d.evidence(c))
+		add(c.String(), "idle time by this cause", found, change, d.Active.Idle[c], d.evidence(c))
 	}
 	pageable := d.PageableCopyNs
 	add("pageable_copy", "time with copies of pageable memory and no kernels",
@@ -117,7 +135,7 @@ func deviceFindings(d *Device) []Finding {
 		"the device only copied", "Copy in another stream during kernels of the step before.", d.Active.CopyNs-pageable, refs(d.copies))
 	add("communication", "time with communication and no other kernels",
 		"the device only communicated",
-		"This can include waits for ranks that come late: see the view Ranks, or gpuflight ranks. Overlap the rest with compute: smaller buckets, another stream, less data.", d.Active.CommunicationNs, refs(d.comms))
+		"This can include waits for ranks that come late: "+seeRanks+" Overlap the rest with compute: smaller buckets, another stream, less data.", d.Active.CommunicationNs, refs(d.comms))
 	small, lost := &d.smallSums, d.smallSums.lostNs
 	var evidence []Ref
 	for i := range d.Small[:min(len(d.Small), maxEvidence)] {

@@ -344,10 +344,14 @@ func (a *analysis) sweepParts(ctx context.Context, k keeper, first int64, o Opti
 		}
 		if a.from != first || p.to > a.to || p.ops < size {
 			sweep := func() error { return a.sweep(ctx, a.scanned(k, i), begin, min(p.to, a.to), o.Deadline) }
+			tailed := a.tail != nil && i == len(a.parts)-1
 			var err error
 			switch {
-			case a.tail != nil && i == len(a.parts)-1 && bytes.Equal(a.tail.before, a.carries()):
+			case tailed && bytes.Equal(a.tail.before, a.carries()):
 				err = a.join(a.tail)
+			case tailed: // in no update
+				a.tail.stop()
+				err = sweep()
 			case a.update == nil || a.update.last:
 				err = sweep()
 			case i == len(a.parts)-1:
@@ -374,6 +378,7 @@ type tail struct {
 	ahead  *ahead
 	before []byte // carries
 	wait   func() error
+	stop   func()
 }
 
 // sweepTail begins the tail. It returns nil without such a part, and if groups are needed: their cells would differ.
@@ -392,7 +397,8 @@ func (a *analysis) sweepTail(ctx context.Context, k keeper, first int64, o Optio
 		p.a, p.paths = t, p.paths.clone()
 		t.profile, t.grouping = &p, true
 	}
-	x := &tail{analysis: t, ahead: a.ahead[i], before: t.carries()}
+	ctx, stop := context.WithCancel(ctx)
+	x := &tail{analysis: t, ahead: a.ahead[i], before: t.carries(), stop: stop}
 	src := a.scanned(k, i)
 	delete(a.ahead, i)
 	x.wait = start(func() error { return t.sweep(ctx, src, a.parts[i].from, a.to, o.Deadline) })

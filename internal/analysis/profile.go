@@ -148,7 +148,7 @@ func NewProfile(ctx context.Context, src Source, o Options) (*Profile, error) {
 	return newProfile(ctx, src, o, false)
 }
 
-// NewTimes is NewProfile without Kernels, Shapes and Scopes. For the scopes, all of the interval are read. ManyScopes is
+// NewTimes is NewProfile without Kernels, Shapes and Scopes, so it does not read all scopes of the interval. ManyScopes is
 // of Times.
 func NewTimes(ctx context.Context, src Source, o Options) (*Profile, error) {
 	return newProfile(ctx, src, o, true)

@@ -3,9 +3,13 @@
 package analysis
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -139,6 +143,60 @@ func TestScopeTimes_ManyScopes(t *testing.T) {
 			require.Empty(t, whole.Scopes)
 			requireTimes(t, whole)
 		})
+	}
+}
+
+// ends is a source that knows where a window and its last part begin.
+type ends struct {
+	*keeping
+	first, last int64
+	begun       chan struct{} // closed when scopes of the last part are read
+	once        sync.Once
+	alone       atomic.Bool // the sweep over the first part waited in vain
+	more        bool        // the last part has too many scopes
+}
+
+func (e *ends) Scopes(ctx context.Context, from, to int64, n int) ([]Scope, bool, error) {
+	list, more, err := e.keeping.Scopes(ctx, from, to, n)
+	switch {
+	case from > e.first && to > e.last:
+		e.once.Do(func() { close(e.begun) })
+		more = more || e.more
+	case to <= e.last:
+		select {
+		case <-e.begun:
+		case <-time.After(10 * time.Second):
+			e.alone.Store(true)
+		}
+	}
+	return list, more, err
+}
+
+// TestScopeTimes_BothEnds sweeps over the first part of a window while it sweeps over the last one.
+func TestScopeTimes_BothEnds(t *testing.T) {
+	r := manyScopes(1)
+	k := r.keeping()
+	k.few, k.ops = true, 5
+	_, err := NewTimes(t.Context(), k, Options{})
+	require.NoError(t, err)
+	o := Options{From: 300 * µs, To: 1500*µs + 17}
+	want, err := NewTimes(t.Context(), FromReader(r, "", "s"), o)
+	require.NoError(t, err)
+	last := int64(0)
+	for _, name := range k.parts() {
+		if p, ok := parsePart(name); ok && p.from < o.To {
+			last = max(last, p.from)
+		}
+	}
+	for _, more := range []bool{false, true} {
+		e := &ends{keeping: k, first: o.From, last: last, begun: make(chan struct{}), more: more}
+		got, err := NewTimes(t.Context(), e, o)
+		require.NoError(t, err)
+		assert.False(t, e.alone.Load())
+		assert.Equal(t, more, got.ManyScopes)
+		if !more {
+			assert.Equal(t, want.Times, got.Times)
+		}
 	}
 }
 

@@ -135,8 +135,8 @@ type Outlier struct {
 	// time. PartExcessNs is by how much.
 	Part         string
 	PartExcessNs int64
-	// Kernel is the kernel whose time exceeds its mean of all steps the most, if Part is compute or
-	// communication.
+	// Kernel is the kernel whose time exceeds its mean of the other steps the most, if Part is compute or
+	// communication. Of the outliers, the longest 32 do not count in the mean.
 	Kernel         string
 	KernelExcessNs int64
 }
@@ -337,25 +337,38 @@ func (l *stepList) result(rule, name, device string, listed int) Steps {
 	for _, i := range order[:min(len(order), listed)] {
 		out.Longest = append(out.Longest, l.list[i])
 	}
+	var late nameTimes // kernels of outliers
+	n := 0             // of these outliers
 	for _, i := range order {
 		o := &l.list[i]
 		if o.WallNs <= limit {
 			break
 		}
 		out.OutlierCount++
+		if n == candidateSteps {
+			continue // its kernels are not kept
+		}
+		n++
+		for _, x := range o.kernels {
+			late.add(x.name, x.ns)
+		}
+	}
+	for _, i := range order[:out.OutlierCount] {
+		o := &l.list[i]
 		if o.Number != 1 {
 			out.lateCount++
 			out.lateNs += o.WallNs - median
 		}
 		if len(out.Outliers) < maxOutliers {
-			out.Outliers = append(out.Outliers, l.outlier(o, &out.P50))
+			out.Outliers = append(out.Outliers, l.outlier(o, &out.P50, late, n))
 		}
 	}
 	return out
 }
 
-// outlier names what differs most from the median step.
-func (l *stepList) outlier(o *Step, median *StepValues) Outlier {
+// outlier names what differs most from the median step, and the kernel that differs most from its mean over all steps but
+// the n longest outliers, which have the kernels late.
+func (l *stepList) outlier(o *Step, median *StepValues, late nameTimes, n int) Outlier {
 	out := Outlier{Step: *o, ExcessNs: o.WallNs - median.WallNs}
 	usual := stepParts(&median.Parts)
 	parts := stepParts(&o.Parts)
@@ -366,8 +379,8 @@ func (l *stepList) outlier(o *Step, median *StepValues) Outlier {
 	}
 	if out.Part == "compute" || out.Part == "communication" {
 		for _, x := range o.kernels {
-			others := int64(max(len(l.list)-1, 1))
-			if excess := x.ns - (l.totals.of(x.name)-x.ns)/others; excess > out.KernelExcessNs {
+			usual := (l.totals.of(x.name) - late.of(x.name)) / int64(max(len(l.list)-n, 1))
+			if excess := x.ns - usual; excess > out.KernelExcessNs {
 				out.Kernel, out.KernelExcessNs = x.name, excess
 			}
 		}

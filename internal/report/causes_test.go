@@ -199,6 +199,18 @@ func TestCauses_Scopes(t *testing.T) {
 `)
 }
 
+// TestCauses_WaitingRank has a rank that waits for another one in collectives of the host.
+func TestCauses_WaitingRank(t *testing.T) {
+	list := causesOfPath(t, "../../test/gpu/ranks/recordings/gloo-kernels-0.otlp.jsonl.gz")
+	require.Len(t, list, 1)
+	var out bytes.Buffer
+	require.NoError(t, WriteCauses(&out, list, 0))
+	text := strings.Join(strings.Fields(out.String()), " ")
+	assert.Contains(t, text, `(4.14 s of it in scope "gloo:all_reduce"). The host was in collectives, which can include waits for ranks that come late: `+
+		"see the view Ranks, or gpuflight ranks. Overlap the rest with compute.")
+	assert.NotContains(t, text, "Move that code to other threads")
+}
+
 // TestCauses_MissingWork cuts the recording of a busy training to 6 of every 30 ms, as an overhead budget does.
 func TestCauses_MissingWork(t *testing.T) {
 	const path = "../../test/gpu/causes/recordings/balanced.otlp.jsonl.gz"

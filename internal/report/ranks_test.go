@@ -131,7 +131,7 @@ func TestRanks_Gloo(t *testing.T) {
 		measured, late, atLeast float64 // in ms; the first by the program
 		cause, scope, kernel    string
 	}{
-		"gloo-host":    {342, 61, 301.9, 353.1, 308.6, "host", "step 38", ""},
+		"gloo-host":    {342, 61, 301.9, 353.1, 308.6, "host", "step *", ""},
 		"gloo-kernels": {374, 52, 3255.6, 3312.5, 3266.1, "more_kernels", "", "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize256x128x8_stage3_warpsize4x2x1_ffma_aligna4_alignc4_execute_kernel__5x_cublas"},
 	} {
 		t.Run(run, func(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/gpuflight/gpuflight/internal/analysis"
+	"github.com/gpuflight/gpuflight/internal/numbered"
 	"github.com/gpuflight/gpuflight/internal/store"
 )
 
@@ -182,18 +183,41 @@ func (a *run) describe(c *Cause, rank int, own *stretch, usual map[string]int64,
 				break
 			}
 			if i == 0 {
-				c.Call, c.Scope, c.Stack = g.Call, g.Scope, g.Stack
+				c.Call, c.Stack = g.Call, g.Stack
 			}
 			if g.After != nil {
 				c.Evidence = append(c.Evidence, Ref{SpanID(g.After.Span), g.After.StartNs - a.ranks[rank].baseNs, g.After.Name})
 			}
 		}
-		if c.Scope != "" {
-			what += fmt.Sprintf(", in scope %q", c.Scope)
+		if name, ns := scopeOf(own.gaps, cause); name != "" {
+			c.Scope = name
+			what += fmt.Sprintf(", %s of it in scope %q", analysis.Duration(ns), name)
 		}
 	}
 	c.Text = fmt.Sprintf("Cause in the %d largest delays: %s. This is %s of the %s by which it was late in them.",
 		c.Collectives, what, analysis.Duration(c.ExcessNs), analysis.Duration(c.LateNs))
+}
+
+// scopeOf returns the scope with the most idle time by a cause, and that time. Scopes whose names differ in numbers
+// only are one, with "*" for each number.
+func scopeOf(gaps []analysis.Gap, cause analysis.Cause) (name string, ns int64) {
+	sums, names := map[string]int64{}, map[string]string{}
+	for i := range gaps {
+		g := &gaps[i]
+		pattern := numbered.Pattern(g.Scope)
+		sums[pattern] += g.Idle[cause]
+		if known, ok := names[pattern]; ok && known != g.Scope {
+			names[pattern] = pattern
+		} else {
+			names[pattern] = g.Scope
+		}
+	}
+	for _, pattern := range slices.Sorted(maps.Keys(sums)) {
+		if sums[pattern] > ns {
+			name, ns = names[pattern], sums[pattern]
+		}
+	}
+	return name, ns
 }
 
 func causeNamed(name string) analysis.Cause {

@@ -4,10 +4,10 @@ package ranks
 
 import (
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
+	"github.com/gpuflight/gpuflight/internal/analysis"
 	"github.com/gpuflight/gpuflight/internal/store"
 )
 
@@ -105,16 +105,12 @@ func KernelKind(name string) (kind Kind, ok bool) {
 	return kindOf(name), true
 }
 
-// hostScope is a scope around a call that returns after the collective. Names are those of PyTorch.
-var hostScope = regexp.MustCompile(`^(gloo|mpi|ucc):(\w+)$`)
-
-// ScopeKind returns the kind of a scope. Ok is false if its name is not one of a collective on the
-// host, such as gloo:all_reduce. Scopes of NCCL end when the kernel has been launched, and are none.
+// ScopeKind returns the kind of a scope. Ok is false if its name is not one of [analysis.HostCollective].
 func ScopeKind(name string) (kind Kind, ok bool) {
-	m := hostScope.FindStringSubmatch(name)
-	if m == nil {
+	operation := analysis.HostCollective(name)
+	if operation == "" {
 		return 0, false
 	}
-	kind = kindOf(m[2])
+	kind = kindOf(operation)
 	return kind, kind != Other
 }

@@ -178,7 +178,8 @@ type Cause struct {
 	ExcessNs    int64 `json:"excess_ns"`
 	LateNs      int64 `json:"late_ns"`
 	Collectives int   `json:"collectives"`
-	// Kernel is the kernel with the largest excess; Call, Scope and Stack are of the longest gap.
+	// Kernel is the kernel with the largest excess; Call and Stack are of the longest gap. Scope has the most of this
+	// idle time, with "*" for numbers in which its names differ.
 	Kernel string `json:"kernel,omitempty"`
 	Call   string `json:"call,omitempty"`
 	Scope  string `json:"scope,omitempty"`

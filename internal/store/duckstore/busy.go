@@ -20,6 +20,7 @@ import (
 
 // Busy implements [store.Reader].
 func (s *Store) Busy(ctx context.Context, q store.BusyQuery) ([]int64, error) {
+	s.catchUp(ctx, q.Project, q.Session)
 	return read(ctx, s, q.Project, q.Session, "read busy time", func(v *view) ([]int64, error) {
 		bounds, err := answer.Bounds(&q)
 		before := map[int64]int64{}

@@ -66,9 +66,11 @@ type Stats struct {
 	Damaged, Deleted int64
 }
 
-// DefaultThreads is a quarter of the processors that the process may use, from 2 to 4. A query of 100 M kernels needs
-// some 0.4 s of processors, and the programs on the same machine need the others.
-func DefaultThreads() int { return min(max(runtime.GOMAXPROCS(0)/4, 2), 4) }
+// DefaultThreads is a quarter of the processors that the process may use, from 2 to 4. A query of 100 M kernels takes up
+// to 0.4 s of processor time. The other processors are for the programs on the machine.
+func DefaultThreads() int { return threads(runtime.GOMAXPROCS(0)) }
+
+func threads(processors int) int { return min(max(processors/4, 2), 4) }
 
 func (c *Config) defaults() {
 	set := func(p *int64, v int64) {

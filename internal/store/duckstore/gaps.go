@@ -439,9 +439,18 @@ func (v *view) extendSegment(ctx context.Context, seg *segment, from, to int64) 
 // countGaps finds the last bin in gap_bins of a segment, -1 for none.
 func (s *Store) countGaps(ctx context.Context, seg *segment) error {
 	seg.gapOps = seg.ops
-	return s.each(ctx, "SELECT coalesce(max(bin), -1) FROM "+seg.alias+".gap_bins", nil, func(r *sql.Rows) error {
-		return r.Scan(&seg.gapBin)
-	})
+	var bin int64
+	err := s.each(ctx, "SELECT coalesce(max(bin), -1) FROM "+seg.alias+".gap_bins", nil, func(r *sql.Rows) error { return r.Scan(&bin) })
+	if err == nil {
+		s.setGapBin(seg, bin)
+	}
+	return err
+}
+
+func (s *Store) setGapBin(seg *segment, bin int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	seg.gapBin = bin
 }
 
 // trimGaps removes the gaps from a bin on, of all segments of a session but one. Each segment is a
@@ -461,7 +470,7 @@ func (s *Store) trimGaps(ctx context.Context, sess *session, except *segment, bi
 		if err != nil {
 			return err
 		}
-		seg.gapBin = bin - 1
+		s.setGapBin(seg, bin-1)
 	}
 	return nil
 }
@@ -503,8 +512,44 @@ func (w *transaction) lateGaps(ctx context.Context, tx *sql.Tx) error {
 	return nil
 }
 
+// catchUp adds what gap_bins lacks of a session, if that is more than a write adds. Late kernels make all bins after
+// them incomplete, and no write may follow. A reader would need seconds for some millions of kernels, each time.
+func (s *Store) catchUp(ctx context.Context, project, session string) {
+	k := sessionKey{project, session}
+	for at := int64(math.MinInt64); ctx.Err() == nil && session != "" && !s.readOnly; {
+		bins, behind := s.gapsBehind(k)
+		if !behind || bins == at {
+			return
+		}
+		at = bins
+		s.write.Lock()
+		if sess := s.session(k); sess != nil && !sess.dropped {
+			if err := s.extendGaps(ctx, sess, false); err != nil {
+				_ = s.failed(ctx, sess, err) // the rows are enough for the answer
+				s.failures.Add(1)
+			}
+		}
+		s.write.Unlock()
+	}
+}
+
+// gapsBehind says whether gap_bins lacks more operations of a segment than a write adds. Bins changes when some are
+// added.
+func (s *Store) gapsBehind(k sessionKey) (bins int64, behind bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if sess := s.sessions[k]; sess != nil && !sess.sealed {
+		for _, seg := range sess.segments {
+			bins += seg.gapBin
+			behind = behind || seg.gapPart((seg.gapBin+1)<<gapLevel, s.gapPart) <= seg.newest[0]
+		}
+	}
+	return bins, behind
+}
+
 // Gaps implements [store.Reader].
 func (s *Store) Gaps(ctx context.Context, q store.GapQuery) (store.Gaps, error) {
+	s.catchUp(ctx, q.Project, q.Session)
 	return read(ctx, s, q.Project, q.Session, "read gaps", func(v *view) (store.Gaps, error) {
 		n, err := answer.Limits(q.From, q.To, q.Limit, 100, 10_000)
 		if err != nil {

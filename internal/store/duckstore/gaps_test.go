@@ -60,6 +60,42 @@ func TestStore_GapsOfSegments(t *testing.T) {
 	assert.Positive(t, bins, "the rollup of the second segment has bins")
 }
 
+// TestStore_CatchUp writes a late kernel, and nothing after it. The first reader of gaps or busy time adds what gap_bins
+// lacks.
+func TestStore_CatchUp(t *testing.T) {
+	ctx := context.Background()
+	for name, read := range map[string]func(*Store) (any, error){
+		"gaps": func(s *Store) (any, error) { return s.Gaps(ctx, store.GapQuery{Session: "a"}) },
+		"busy": func(s *Store) (any, error) {
+			return s.Busy(ctx, store.BusyQuery{Session: "a", Idle: true, Intervals: []store.Interval{{From: 1e18, To: 1e18 + 2e9}}})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got, want := openStore(t, Config{Directory: t.TempDir(), SegmentOps: 500}), openStore(t, Config{Directory: t.TempDir()})
+			got.gapTail, got.gapLag, got.gapPart = 1, 1e6, 100
+			for i := range int64(20) {
+				at := 1e18 + i*1e8
+				if i == 19 {
+					at = 1e18 + 25e7
+				}
+				b := batch("a", at, 60)
+				b.Logs = nil
+				write(t, got, b)
+				write(t, want, b)
+			}
+			_, behind := got.gapsBehind(sessionKey{"", "a"})
+			require.True(t, behind)
+			answer, err := read(got)
+			require.NoError(t, err)
+			expected, err := read(want)
+			require.NoError(t, err)
+			assert.Equal(t, expected, answer)
+			_, behind = got.gapsBehind(sessionKey{"", "a"})
+			assert.False(t, behind)
+		})
+	}
+}
+
 // TestOpen_LostGaps loses the end of the log of a segment, with the gaps that it had.
 func TestOpen_LostGaps(t *testing.T) {
 	ctx := context.Background()

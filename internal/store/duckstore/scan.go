@@ -171,17 +171,18 @@ func (s *Store) ScanOps(ctx context.Context, q store.ScanQuery, visit func(*stor
 	return nil
 }
 
-// placesAhead reads the places of a scan into the cache, unless they are too many. For each block on its own, the
-// query takes longer than the rows, and the more so while rows arrive.
+// placesAhead reads the places of a scan into the cache, unless they are too many. One query for each block of rows
+// takes longer than the rows.
 func (v *view) placesAhead(ctx context.Context, f *filter) error {
 	ids := idSet{}
-	err := v.each(ctx, "SELECT DISTINCT place FROM {ops}"+f.where(), f.args, func(r *sql.Rows) error {
+	const most = maxCached / 2
+	err := v.each(ctx, "SELECT DISTINCT place FROM {ops}"+f.where()+" LIMIT "+strconv.Itoa(most+1), f.args, func(r *sql.Rows) error {
 		var id uint32
 		err := r.Scan(&id)
 		ids.add(id)
 		return err
 	})
-	if err == nil && len(ids) <= maxCached/2 {
+	if err == nil && len(ids) <= most {
 		_, err = v.places(ctx, ids)
 	}
 	return err

@@ -294,6 +294,12 @@ func TestStore_Limits(t *testing.T) {
 	assert.Equal(t, `["512.0 MiB, 1 byte, 2, "]`, string(answer.Rows[0]))
 }
 
+func TestThreads(t *testing.T) {
+	for processors, want := range map[int]int{1: 2, 2: 2, 8: 2, 12: 3, 16: 4, 128: 4} {
+		assert.Equal(t, want, threads(processors), processors)
+	}
+}
+
 // TestPaths_Collision gives two lists of names the same hash.
 func TestPaths_Collision(t *testing.T) {
 	p := newPaths()
