@@ -312,6 +312,11 @@ func (o *pathOp) part(kind PathKind) PathPart {
 	return PathPart{Kind: kind, Name: o.ref.Name, Spans: []Ref{o.ref}, Device: o.device, Stream: o.stream}
 }
 
+// blocks says that an operation is a copy of memory of the host whose call waited for the work before the copy.
+func (o *pathOp) blocks() bool {
+	return (o.fromHost || o.toHost) && o.launchEnd > o.start && (o.pageable || o.launchEnd >= o.end)
+}
+
 // ended returns the last operation that started before t and ended by t, nil if there is none. It
 // prefers those of the device, and of the stream, of an operation if their end is close enough.
 func (w *walker) ended(t int64, of *pathOp) *pathOp {
@@ -412,6 +417,14 @@ func (w *walker) before(o *pathOp, t int64) (*pathOp, int64) {
 		w.wait(o, end, t)
 		return p, end
 	}
+	if p != nil && p.device == o.device && end > o.launchStart && o.blocks() {
+		if o.fromHost { // the call copied to pinned memory first
+			w.put(end, t, o.part(PathKind(CopyCall)))
+		} else {
+			w.wait(o, end, t)
+		}
+		return p, end
+	}
 	w.wait(o, max(launchEnd, w.from), t)
 	if launchEnd <= w.from {
 		return nil, t
@@ -421,7 +434,7 @@ func (w *walker) before(o *pathOp, t int64) (*pathOp, int64) {
 	switch {
 	case o.kind == PathCopy && o.fromHost && o.pageable:
 		kind = PathKind(CopyCall)
-	case o.launchEnd-o.launchStart > SlowLaunchNs:
+	case launchEnd-launchStart > SlowLaunchNs:
 		kind = PathKind(SlowLaunch)
 	}
 	w.put(launchStart, launchEnd, o.part(kind))

@@ -209,6 +209,60 @@ func TestStepPath_Copy(t *testing.T) {
 	assert.Equal(t, []string{"host  210", "copy_call memcpy HtoD 8", "copy memcpy HtoD 798", "launch  20", "launch b 5", "latency b 3"}, texts(c))
 }
 
+// TestStepPath_BlockingCopy has an operation that starts 12 µs after a kernel of 5 ms and takes 20 µs. Its call begins with
+// the kernel.
+func TestStepPath_BlockingCopy(t *testing.T) {
+	copied := func(kind, from, to string) []store.Attr { // sorted by key
+		text := func(key, s string) store.Attr {
+			return store.Attr{Key: key, Value: store.Value{Kind: store.KindString, Str: s}}
+		}
+		return []store.Attr{text(semconv.CUDAMemcpyDestinationKind, to), text(semconv.CUDAMemcpyKind, kind), text(semconv.CUDAMemcpySourceKind, from)}
+	}
+	for _, test := range []struct {
+		name     string
+		op       store.Operation
+		attrs    []store.Attr
+		returned int64 // since the start
+		want     []string
+	}{
+		{"pageable to host", store.OpCopy, copied("DtoH", "device", "pageable"), 25 * µs, []string{"compute a 5000", "queued b 2", "latency b 10"}},
+		{"pinned to host", store.OpCopy, copied("DtoH", "device", "pinned"), 25 * µs, []string{"compute a 5000", "queued b 2", "latency b 10"}},
+		{"pageable from host", store.OpCopy, copied("HtoD", "pageable", "device"), 15 * µs, []string{"compute a 5000", "copy_call b 12"}},
+		// These calls did not wait for the kernel.
+		{"staged before", store.OpCopy, copied("HtoD", "pageable", "device"), -4 * µs, []string{"copy_call b 5008", "latency b 4"}},
+		{"asynchronous", store.OpCopy, copied("DtoH", "device", "pinned"), 15 * µs, []string{"slow_launch b 5012"}},
+		{"set", store.OpSet, nil, 25 * µs, []string{"slow_launch b 5012"}},
+		{"kernel", store.OpKernel, nil, 25 * µs, []string{"slow_launch b 5012"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			p := newProgram()
+			p.launch("a", 5*ms)
+			p.device += 12 * µs
+			row := p.work(test.op, "b", 20*µs, test.attrs...)
+			row.LaunchEndNs = store.Some(row.StartNs + test.returned)
+			r := p.reader()
+			c, err := StepPath(t.Context(), FromReader(r, "", "s"), r.ops[0].StartNs, r.ops[1].StartNs, "GPU-1")
+			require.NoError(t, err)
+			checkPath(t, c, r.ops)
+			assert.Equal(t, test.want, texts(c))
+		})
+	}
+}
+
+// TestStepPath_ShortBeforeCopy has a call of 2 ms that is not slow to launch: its copy takes nearly all of it.
+func TestStepPath_ShortBeforeCopy(t *testing.T) {
+	p := newProgram()
+	p.launch("a", 10*µs)
+	p.host = p.device + 5*µs
+	row := p.work(store.OpCopy, "b", 2*ms, store.Attr{Key: semconv.CUDAMemcpyKind, Value: store.Value{Kind: store.KindString, Str: "DtoH"}})
+	row.LaunchEndNs = store.Some(row.EndNs + 5*µs)
+	r := p.reader()
+	c, err := StepPath(t.Context(), FromReader(r, "", "s"), r.ops[0].StartNs, r.ops[1].StartNs, "GPU-1")
+	require.NoError(t, err)
+	checkPath(t, c, r.ops)
+	assert.Equal(t, []string{"launch  15", "launch b 8"}, texts(c))
+}
+
 func TestStepPath_TooLong(t *testing.T) {
 	p := newProgram()
 	row := *p.row(store.OpKernel, "k", 1, 2)

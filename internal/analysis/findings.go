@@ -257,12 +257,12 @@ func stepFindings(s *Steps) []Finding {
 // Duration formats nanoseconds with three digits, from seconds on with two after the point.
 func Duration[T int64 | float64](ns T) string {
 	v := float64(ns)
-	switch d := math.Abs(v); {
-	case d >= 1e9:
+	switch d := math.Abs(v); { // 999.5 rounds to 1000, which %.3g prints as 1e+03
+	case d >= 999.5e6:
 		return fmt.Sprintf("%.2f s", v/1e9)
-	case d >= 1e6:
+	case d >= 999.5e3:
 		return fmt.Sprintf("%.3g ms", v/1e6)
-	case d >= 1e3:
+	case d >= 999.5:
 		return fmt.Sprintf("%.3g µs", v/1e3)
 	}
 	return fmt.Sprintf("%.0f ns", v)

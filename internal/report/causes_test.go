@@ -168,6 +168,34 @@ func TestCauses_KnownCauses(t *testing.T) {
 	}
 }
 
+// TestCauses_BlockingCopy reads a rank with kernels of 162 ms in every third step. A copy to the host follows them, whose
+// call lasts as long. Only in the first step, calls are slow because they load modules.
+func TestCauses_BlockingCopy(t *testing.T) {
+	var c Causes
+	_, err := ReadTelemetry("../../test/gpu/ranks/recordings/gloo-kernels-1.otlp.jsonl.gz", otlp.Handler{Traces: c.Traces, Logs: c.Logs, Metrics: func(pmetric.Metrics) {}})
+	require.NoError(t, err)
+	list, _, err := c.Results(t.Context())
+	require.NoError(t, err)
+	require.Len(t, list, 1)
+	steps := map[string]*analysis.Step{}
+	for i := range list[0].Steps.Longest {
+		steps[list[0].Steps.Longest[i].Name] = &list[0].Steps.Longest[i]
+	}
+	for name, slow := range map[string]int64{"step 0": 23_563_000, "step 5": 0, "step 8": 0} {
+		t.Run(name, func(t *testing.T) {
+			step := steps[name]
+			require.NotNil(t, step)
+			path, err := analysis.StepPath(t.Context(), &c.order[0].rows, step.StartNs, step.StartNs+step.WallNs, list[0].Steps.Device)
+			require.NoError(t, err)
+			assert.InDelta(t, slow, path.Sums[analysis.SlowLaunch], 1000)
+			if slow == 0 {
+				assert.InDelta(t, 162.41e6, path.Sums[analysis.PathCompute], 0.02e6)
+				assert.Equal(t, analysis.PathCompute, analysis.NewAnswerPath(path, 0, 0).Kinds[0].Kind)
+			}
+		})
+	}
+}
+
 // TestCauses_LaunchBound reads a program whose steps launch 150 kernels of 1 µs.
 func TestCauses_LaunchBound(t *testing.T) {
 	list := causesOfPath(t, "../../test/gpu/causes/recordings/tiny.otlp.jsonl.gz")

@@ -194,8 +194,12 @@ func (a *run) describe(c *Cause, rank int, own *stretch, usual map[string]int64,
 			what += fmt.Sprintf(", %s of it in scope %q", analysis.Duration(ns), name)
 		}
 	}
-	c.Text = fmt.Sprintf("Cause in the %d largest delays: %s. This is %s of the %s by which it was late in them.",
-		c.Collectives, what, analysis.Duration(c.ExcessNs), analysis.Duration(c.LateNs))
+	delays, them := "largest delay", "it"
+	if c.Collectives != 1 {
+		delays, them = fmt.Sprintf("%d largest delays", c.Collectives), "them"
+	}
+	c.Text = fmt.Sprintf("Cause in the %s: %s. This is %s of the %s by which it was late in %s.",
+		delays, what, analysis.Duration(c.ExcessNs), analysis.Duration(c.LateNs), them)
 }
 
 // scopeOf returns the scope with the most idle time by a cause, and that time. Scopes whose names differ in numbers

@@ -7,6 +7,7 @@ import (
 	"compress/gzip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -341,6 +342,19 @@ func TestRun_Recording(t *testing.T) {
 	assert.Equal(t, slow, got.Findings[0].Rank)
 	assert.InEpsilon(t, 5*extra, got.Ranks[slow].LateNs, 0.05)
 	assert.Equal(t, "host", got.Ranks[slow].Cause.Kind)
+}
+
+func TestDescribe(t *testing.T) {
+	for collectives, want := range map[int]string{
+		1: "Cause in the largest delay: copies took longer. This is 3 ms of the 4 ms by which it was late in it.",
+		2: "Cause in the 2 largest delays: copies took longer. This is 3 ms of the 4 ms by which it was late in them.",
+	} {
+		t.Run(strconv.Itoa(collectives), func(t *testing.T) {
+			c := Cause{Kind: causeCopy, ExcessNs: 3 * ms, LateNs: 4 * ms, Collectives: collectives}
+			(&run{}).describe(&c, 0, nil, nil, false, 0)
+			assert.Equal(t, want, c.Text)
+		})
+	}
 }
 
 // TestRun_NoTimeForCauses has a deadline that ends before the search for causes begins.

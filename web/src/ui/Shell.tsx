@@ -39,38 +39,55 @@ function nextRow(e: KeyboardEvent) {
   }
 }
 
-/** tables are the names of the page's tables with links. */
-const tables = () => [
-  ...new Set(
-    [...document.querySelectorAll<HTMLElement>("main table[aria-label]:has(tbody a)")].map((t) => String(t.ariaLabel)),
-  ),
-];
+/** tables are the page's tables with links, by name. Those of several devices have numbers. */
+function tables(): [name: string, table: Element][] {
+  const all = [...document.querySelectorAll("main table[aria-label]")].filter((t) => t.querySelector("tbody a"));
+  const names = all.map((t) => String(t.getAttribute("aria-label")));
+  return all.map((t, i) => {
+    const name = names[i] as string;
+    const number = names.slice(0, i + 1).filter((n) => n === name).length;
+    return [names.indexOf(name) === names.lastIndexOf(name) ? name : `${name} ${number}`, t];
+  });
+}
 
-/** toTable moves the focus to the first row of a table. */
-const toTable = (name: string) =>
-  document.querySelector<HTMLElement>(`main table[aria-label="${CSS.escape(name)}"] tbody a`)?.focus();
-
-/** Skips are links of the keyboard to the content and to each table. As after a load, each page begins with them. */
+/** Skips are hidden links to the content and to each table. The Tab key shows them. */
 function Skips() {
   const page = useLocation({ select: (l) => `${l.pathname} ${(l.search as { list?: string }).list}` });
   const nav = useRef<HTMLElement>(null);
   const last = useRef(page);
+  const key = useRef(false);
   useEffect(() => {
-    if (last.current !== page) nav.current?.focus({ preventScroll: true });
+    const input = (e: Event) => {
+      key.current = e.type === "keydown";
+    };
+    for (const type of ["keydown", "pointerdown"]) window.addEventListener(type, input, true);
+    return () => {
+      for (const type of ["keydown", "pointerdown"]) window.removeEventListener(type, input, true);
+    };
+  }, []);
+  useEffect(() => {
+    // A page that a key opens begins here, as after a load. After a click, keys scroll the content.
+    const begin = key.current ? nav.current : document.getElementById("main");
+    if (last.current !== page) begin?.focus({ preventScroll: true });
     last.current = page;
   }, [page]);
-  const [names, setNames] = useState<string[]>([]);
+  const [list, setList] = useState<ReturnType<typeof tables>>([]);
   const loading = useIsFetching();
   // biome-ignore lint/correctness/useExhaustiveDependencies: data can bring tables
-  useEffect(() => setNames(tables()), [loading]);
+  useEffect(() => setList(tables()), [loading]);
   return (
-    <nav ref={nav} className={ui.skips} aria-label="Skip" tabIndex={-1} onFocus={() => setNames(tables())}>
+    <nav ref={nav} className={ui.skips} aria-label="Skip" tabIndex={-1} onFocus={() => setList(tables())}>
       <a className={ui.skip} href="#main">
         Skip to the content
       </a>
-      {names.map((name) => (
-        <button key={name} type="button" className={ui.skip} onClick={() => toTable(name)}>
-          Skip to the table{names.length > 1 ? `: ${name}` : ""}
+      {list.map(([name, table]) => (
+        <button
+          key={name}
+          type="button"
+          className={ui.skip}
+          onClick={() => table.querySelector<HTMLElement>("tbody a")?.focus()}
+        >
+          Skip to the table{list.length > 1 ? `: ${name}` : ""}
         </button>
       ))}
     </nav>

@@ -8,7 +8,7 @@ import { count, duration, exactDuration, offset, percent, plural } from "../lib/
 import { Badge, Bar, Failure, Loading, type Made, Message, num, row, ui } from "../ui/parts";
 import { toSpan } from "./Inspector";
 import { WindowBadge } from "./Kernels";
-import { boundText, boundTone, LaunchRate, lanesOf, ScopeLimits, SmallKernels, SmallTotal } from "./Limits";
+import { boundText, boundTone, LaunchRate, lanesOf, ScopeLimits, SmallKernels, SmallTotal, windowOf } from "./Limits";
 
 type Analysis = Schemas["Analysis"];
 type Device = Schemas["AnalysedDevice"];
@@ -152,7 +152,7 @@ function CauseTime({ a, cause, device, ns }: { a: Analysis; cause: string; devic
     <Link
       to="/sessions/$session/gaps"
       params={{ session: session.id }}
-      search={{ from: search.from, to: search.to ?? (a.complete ? undefined : a.to), cause, device } as never}
+      search={{ ...windowOf(a, search), cause, device } as never}
       title={exactDuration(ns)}
       {...num("ns", ns)}
     >
@@ -183,7 +183,6 @@ function Gain({ f, a }: { f: Schemas["Finding"]; a: Analysis }) {
       );
   }
   const value = { title: exactDuration(ns), children: duration(ns) };
-  const interval = { from: search.from, to: search.to ?? (a.complete ? undefined : a.to) };
   if (f.kind === "cuda_graph")
     return (
       <OfSteps made="sum" value={ns} column="graph">
@@ -195,7 +194,7 @@ function Gain({ f, a }: { f: Schemas["Finding"]; a: Analysis }) {
       <Link
         to="/sessions/$session/owned"
         params={{ session: session.id }}
-        search={{ ...interval, device: f.device, finding: "fusion" } as never}
+        search={{ ...windowOf(a, search), device: f.device, finding: "fusion" } as never}
         {...num("sum", ns, "wall")}
         {...value}
       />
@@ -366,7 +365,7 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
             : "from the first kernel to the end of the work"}
         </span>
       </div>
-      <LaunchRate d={d} to={a.complete ? undefined : a.to} />
+      <LaunchRate d={d} a={a} />
       <div className={`${ui.card} ${ui.tableScroll}`}>
         <table className={ui.table} aria-label="Idle time by cause">
           <thead>
@@ -420,7 +419,7 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
           </tbody>
         </table>
       </div>
-      <SmallKernels d={d} />
+      <SmallKernels d={d} a={a} />
     </>
   );
 }

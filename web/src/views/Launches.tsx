@@ -128,8 +128,8 @@ export function Launches() {
         )}
         {calls && (
           <span className={ui.muted}>
-            The launch rate does not count pale values: calls over {duration(maxCall)}, and over {duration(maxInterval)}{" "}
-            from one call to the next.
+            The launch rate does not count values in parentheses: calls over {duration(maxCall)}, and over{" "}
+            {duration(maxInterval)} from one call to the next.
           </span>
         )}
         <a href={url(`/sessions/${encodeURIComponent(session.id)}/operations`, query)} target="_blank" rel="noreferrer">
@@ -174,11 +174,14 @@ export function Launches() {
             {rows.map((r) => {
               const shape = shapes.get(r.shape);
               const call = calls ? calls.get(r) : undefined;
-              const cell = (ns: number | undefined, counted: number | undefined) => (
-                <td className={`${ui.right} ${counted === undefined ? ui.muted : ""}`}>
-                  {ns === undefined ? (call ? "–" : "unknown") : duration(ns)}
-                </td>
-              );
+              const cell = (ns: number | undefined, counted: number | undefined) =>
+                ns === undefined || counted === undefined ? (
+                  <td className={`${ui.right} ${ui.muted}`} title="The launch rate does not count it">
+                    {ns === undefined ? (call ? "–" : "unknown") : `(${duration(ns)})`}
+                  </td>
+                ) : (
+                  <td className={ui.right}>{duration(ns)}</td>
+                );
               return (
                 <tr
                   key={`${r.span}${r.start}`}

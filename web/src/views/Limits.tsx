@@ -5,8 +5,10 @@ import { url } from "../api/client";
 import { type SessionState, useGet, useSession } from "../api/hooks";
 import { count, dims, duration, exactDuration, percent, plural, significant } from "../lib/format";
 import { scopeSearch } from "../lib/scopes";
+import type { WindowSearch } from "../lib/search";
 import { Badge, Bar, Failure, type Made, Message, num, row, Swatch, ui } from "../ui/parts";
 
+type Analysis = Schemas["Analysis"];
 type Device = Schemas["AnalysedDevice"];
 
 const bounds: Record<Schemas["Bound"], string> = {
@@ -33,14 +35,17 @@ export function lanesOf(session: SessionState, device: string): string | undefin
   return filter.length > 500 ? null : filter;
 }
 
+/** windowOf is the interval that an analysis has read: that of the page, unless the analysis ended early. */
+export const windowOf = (a: Analysis, page: WindowSearch): WindowSearch =>
+  a.complete ? { from: page.from, to: page.to } : { from: page.from ?? 0, to: a.to };
+
 /** LaunchRate says how fast the host launched on a device, until the analysis ended. */
-export function LaunchRate({ d, to }: { d: Device; to?: number }) {
+export function LaunchRate({ d, a }: { d: Device; a: Analysis }) {
   const session = useSession();
   const search = useSearch({ from: "/sessions/$session/findings" });
   const x = d.launches;
   if (!x) return null;
   const lane = lanesOf(session, d.id);
-  const from = search.from ?? (to === undefined ? undefined : 0);
   const link = (made: Made, ns: number, of: string) =>
     lane === null ? (
       duration(ns)
@@ -51,9 +56,7 @@ export function LaunchRate({ d, to }: { d: Device; to?: number }) {
         search={
           {
             operation: "kernel,graph",
-            from,
-            to: search.to ?? to,
-            overlapping: from === undefined ? undefined : "true",
+            ...windowOf(a, search),
             lane,
             calls: "1",
           } as never
@@ -82,7 +85,7 @@ const minScope = 0.01;
 const maxScopes = 30;
 
 /** ScopeLimits says how the time of the device with the most kernel time divides among scopes. */
-export function ScopeLimits({ a }: { a: Schemas["Analysis"] }) {
+export function ScopeLimits({ a }: { a: Analysis }) {
   const session = useSession();
   const search = useSearch({ from: "/sessions/$session/findings" });
   const params = { session: session.id };
@@ -158,8 +161,7 @@ export function ScopeLimits({ a }: { a: Schemas["Analysis"] }) {
                   params={params}
                   search={
                     {
-                      from: search.from,
-                      to: search.to ?? (a.complete ? undefined : a.to),
+                      ...windowOf(a, search),
                       device,
                       scope: ["", ...x.path].join("\n") || "\n",
                     } as never
@@ -267,7 +269,7 @@ export const SmallTotal = ({ d, made, ns, of }: { d: Device; made: Made; ns: num
 );
 
 /** SmallKernels lists kernels whose grids do not fill a device. */
-export function SmallKernels({ d }: { d: Device }) {
+export function SmallKernels({ d, a }: { d: Device; a: Analysis }) {
   const session = useSession();
   const search = useSearch({ from: "/sessions/$session/findings" });
   const shown = d.small_kernels.filter((k) => k.lost_ns >= minLost * d.kernel_ns);
@@ -278,6 +280,7 @@ export function SmallKernels({ d }: { d: Device }) {
     get(d.small_total) - shown.reduce((n, k) => n + get(k), 0);
   const rest = { count: sum((k) => k.count), ns: sum((k) => k.ns), lost_ns: sum((k) => k.lost_ns) };
   const lane = lanesOf(session, d.id);
+  const window = windowOf(a, search);
   const link = (k: Schemas["SmallKernel"], text: string, made?: [Made, number], title?: string) =>
     lane === null ? (
       <span title={title}>{text}</span>
@@ -289,9 +292,8 @@ export function SmallKernels({ d }: { d: Device }) {
           {
             operation: "kernel",
             shape: String(k.shape),
-            from: search.from,
-            to: search.to,
-            overlapping: search.from === undefined ? undefined : "true",
+            ...window,
+            overlapping: window.from === undefined ? undefined : "true",
             lane,
             sort: "duration",
           } as never
@@ -357,7 +359,7 @@ export function SmallKernels({ d }: { d: Device }) {
             </tr>
           ))}
           {d.small_total.shapes > shown.length && (
-            <tr {...values(rest)}>
+            <tr data-rest {...values(rest)}>
               <td>{plural(d.small_total.shapes - shown.length, shown.length ? "other kernel" : "kernel")}</td>
               <td />
               <td className={ui.right}>{count(rest.count)}</td>
