@@ -23,6 +23,7 @@ func TestDiff_Files(t *testing.T) {
 	if _, err := os.Stat(fast); err != nil {
 		t.Skip("no recording: ", err)
 	}
+	const rank = "../../test/gpu/ranks/recordings/"
 	for name, c := range map[string]struct {
 		args []string
 		code int
@@ -34,6 +35,7 @@ func TestDiff_Files(t *testing.T) {
 		"without a limit":   {[]string{fast, slow}, 0, "B is slower"},
 		"faster":            {[]string{slow, fast, "--fail-over", "5%"}, 0, "B is faster"},
 		"the same":          {[]string{fast, fast, "--fail-over", "0%"}, 0, "No significant difference"},
+		"many long steps":   {[]string{rank + "gloo-host-1.otlp.jsonl.gz", rank + "gloo-kernels-1.otlp.jsonl.gz", "--fail-over", "5%"}, 1, "The mean is slower because some repetitions take much longer than the median."},
 		"examples of a run": {[]string{"../../examples/recordings/vectoradd.otlp.jsonl.gz", fast}, 0, "No steps were found in A"},
 	} {
 		t.Run(name, func(t *testing.T) {

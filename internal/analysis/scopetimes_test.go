@@ -152,7 +152,7 @@ type ends struct {
 	first, last int64
 	begun       chan struct{} // closed when scopes of the last part are read
 	once        sync.Once
-	alone       atomic.Bool // the sweep over the first part waited in vain
+	alone       atomic.Bool // the sweep over the last part did not begin
 	more        bool        // the last part has too many scopes
 }
 

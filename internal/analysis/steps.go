@@ -366,8 +366,8 @@ func (l *stepList) result(rule, name, device string, listed int) Steps {
 	return out
 }
 
-// outlier names what differs most from the median step, and the kernel that differs most from its mean over all steps but
-// the n longest outliers, which have the kernels late.
+// outlier names what differs most from the median step. It also names the kernel that differs most from its mean over
+// all steps but the n longest outliers, which have the kernels late.
 func (l *stepList) outlier(o *Step, median *StepValues, late nameTimes, n int) Outlier {
 	out := Outlier{Step: *o, ExcessNs: o.WallNs - median.WallNs}
 	usual := stepParts(&median.Parts)

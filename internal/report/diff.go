@@ -3,6 +3,7 @@
 package report
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -111,12 +112,16 @@ func (d *Diff) writeStep(out io.Writer, width int) {
 		return
 	}
 	if t := d.Step.Duration; t != nil {
-		fmt.Fprintf(out, "Step: %s, at 95 %% from %s to %s (%s)\n", compare.Percent(t.Relative), compare.Percent(t.Low/max(t.A, 1)), compare.Percent(t.High/max(t.A, 1)), probability(t))
+		what := "Step"
+		if d.Step.Mean != nil {
+			what, t = "Mean step", d.Step.Mean
+		}
+		fmt.Fprintf(out, "%s: %s, at 95 %% from %s to %s (%s)\n", what, compare.Percent(t.Relative), compare.Percent(t.Low/max(t.A, 1)), compare.Percent(t.High/max(t.A, 1)), probability(t))
 	}
 	w := table{head: []string{"EFFECT", "A", "B", "CHANGE", "RESULT", "PART OF A STEP"}}
 	row := func(x *compare.Change, name string) {
 		a, b, change := "-", "-", "-"
-		if t := x.Duration; t != nil {
+		if t := cmp.Or(x.Mean, x.Duration); t != nil {
 			a, b, change = ns(t.A), ns(t.B), relative(t)
 		} else if d.Comparison.A.Steps > 0 && d.Comparison.B.Steps > 0 {
 			a, b = ns(float64(x.A.Ns)/float64(d.Comparison.A.Steps)), ns(float64(x.B.Ns)/float64(d.Comparison.B.Steps))
@@ -151,6 +156,7 @@ func (d *Diff) writeTable(out io.Writer, list []*compare.Change, title string, w
 		if x.Device != nil && x.Device.Significant && (t == nil || !t.Significant) {
 			t = x.Device
 		}
+		t = cmp.Or(x.Mean, t)
 		change := "-"
 		if t != nil {
 			change = relative(t)
@@ -170,18 +176,31 @@ func (d *Diff) writeTable(out io.Writer, list []*compare.Change, title string, w
 
 func (d *Diff) writeRegressions(out io.Writer) {
 	list := d.Regressions(d.Limit)
+	nothing := "Nothing is slower by more than %s.\n"
+	if d.Step != nil && d.Verdict == compare.Untested {
+		nothing = "No test found anything slower by more than %s. The step is untested.\n"
+	}
 	limit := strconv.FormatFloat(100*d.Limit, 'f', -1, 64) + " %"
 	if len(list) == 0 {
-		fmt.Fprintf(out, "Nothing is slower by more than %s.\n", limit)
+		fmt.Fprintf(out, nothing, limit)
 		return
 	}
 	fmt.Fprintf(out, "Slower by more than %s:\n", limit)
+	long := false
 	for _, x := range list {
 		name := d.kind(x)
 		if x != d.Step {
 			name += " " + changeName(x, true)
 		}
-		fmt.Fprintf(out, "  %s  %s\n", compare.Percent(x.Slowdown()), Shorten(name))
+		name = Shorten(name)
+		if x.Mean != nil && x.Mean.Relative == x.Slowdown() {
+			name += " (mean)"
+			long = true
+		}
+		fmt.Fprintf(out, "  %s  %s\n", compare.Percent(x.Slowdown()), name)
+	}
+	if long {
+		fmt.Fprintln(out, "The mean is slower because some repetitions take much longer than the median.")
 	}
 }
 

@@ -38,6 +38,7 @@ func TestDiff_Golden(t *testing.T) {
 	for name, d := range map[string]*Diff{
 		"diff-slower.txt": diff("item", "data_loader", 0.05),
 		"diff-same.txt":   diff("balanced", "slow_layer", -1),
+		"diff-mean.txt":   diff("../../ranks/recordings/gloo-host-1", "../../ranks/recordings/gloo-kernels-1", 0.05),
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
@@ -52,6 +53,14 @@ func TestDiff_Golden(t *testing.T) {
 	require.NoError(t, diff("item", "data_loader", 0.05).WriteJSON(&out))
 	golden(t, "diff-slower.json", out.Bytes())
 	assert.NotContains(t, out.String(), "null")
+}
+
+func TestDiff_Uncertain(t *testing.T) {
+	step := &compare.Change{Name: "step", Status: compare.Untested}
+	var out bytes.Buffer
+	d := &Diff{A: "a", B: "b", Limit: 0.05, Comparison: &compare.Comparison{Verdict: compare.Untested, Step: step}}
+	require.NoError(t, d.Write(&out, 80))
+	assert.Contains(t, out.String(), "No test found anything slower by more than 5 %. The step is untested.\n")
 }
 
 func TestDiff_NoSteps(t *testing.T) {

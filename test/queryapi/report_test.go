@@ -191,6 +191,7 @@ func TestDiff_MatchesDescription(t *testing.T) {
 	for name, args := range map[string][]string{
 		"slower":          {"--fail-over", "0%", dir + "item.otlp.jsonl.gz", dir + "allocator.otlp.jsonl.gz"},
 		"other kernels":   {"--fail-over", "5%", dir + "item.otlp.jsonl.gz", "../../examples/recordings/pytorch.otlp.jsonl.gz"},
+		"long steps":      {dir + "../../ranks/recordings/gloo-host-1.otlp.jsonl.gz", dir + "../../ranks/recordings/gloo-kernels-1.otlp.jsonl.gz"},
 		"without a limit": {dir + "tiny.otlp.jsonl.gz", dir + "slow_layer.otlp.jsonl.gz"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -27,6 +27,9 @@ const (
 	// minSteps is the smallest number of steps with minBlocks blocks. With less than fewSteps there is a warning.
 	minSteps = 6
 	fewSteps = 30
+	// uncertainShare is the smallest difference of means, as a share of that of A, that makes a row without a
+	// significant test [Untested] instead of [Same].
+	uncertainShare = 0.2
 	// maxListed bounds the rows of each list, those with the largest effect first.
 	maxListed = 1000
 )
@@ -44,7 +47,7 @@ const (
 	New      Status = "new"  // in B only
 	Gone     Status = "gone" // in A only
 	Same     Status = "same"
-	Untested Status = "untested" // too little time, or too few repetitions
+	Untested Status = "untested" // too little time, too few repetitions, or means that differ and vary too much
 )
 
 // Comparison is what changed from A to B. All times are nanoseconds.
@@ -110,8 +113,8 @@ type Change struct {
 	Status Status   `json:"status"`
 	A      Sums     `json:"a"`
 	B      Sums     `json:"b"`
-	// EffectNs is the shift of the time per step, and the mean time per step of new and gone kernels.
-	// Without steps it is the shift of the duration times the launches of B, and the sum for new and gone
+	// EffectNs is the shift of the time per step. Of new and gone kernels, and with Mean, it is that of the
+	// mean time per step. Without steps it is the shift of the duration times the launches of B, and the sum for new and gone
 	// kernels.
 	EffectNs int64 `json:"effect_ns"`
 	// Duration tests the time of a step or part per step, of a kernel per launch, of a scope per
@@ -120,6 +123,14 @@ type Change struct {
 	Duration *Test `json:"duration,omitempty"`
 	Launches *Test `json:"launches,omitempty"`
 	Device   *Test `json:"device,omitempty"`
+	// Mean is set if the mean differs significantly, and the other tests explain less than half of that.
+	// So some repetitions are much longer. It is of the time per step, of scopes of that of an instance, and
+	// without steps of that of a launch.
+	Mean *Test `json:"mean,omitempty"`
+
+	// typical tests the medians of blocks of what mean tests the means of.
+	typical, mean *Test
+	meanEffectNs  int64 // EffectNs with Mean
 }
 
 // Sums are of all steps. Without steps they are of all launches.
@@ -202,7 +213,7 @@ func (c *Comparison) Regressions(limit float64) (list []*Change) {
 
 // Slowdown returns the largest relative change of the significant tests of time, 0 if there is none.
 func (x *Change) Slowdown() (by float64) {
-	for _, t := range []*Test{x.Duration, x.Device} {
+	for _, t := range []*Test{x.Duration, x.Device, x.Mean} {
 		if t != nil && t.Significant {
 			by = max(by, t.Relative)
 		}
@@ -257,9 +268,11 @@ func (s *sides) part(name string, get func(*analysis.StepValues) int64) *Change 
 		sums.Count = int64(len(steps))
 		return values{len(steps), func(i int) (float64, bool) { return float64(get(&steps[i])), true }}
 	}
-	x.Duration = test(blocks(side(s.a.Steps, &x.A), side(s.b.Steps, &x.B)))
+	a, b := side(s.a.Steps, &x.A), side(s.b.Steps, &x.B)
+	x.Duration, x.mean = medians(a, b), means(a, b)
+	x.typical = x.Duration
 	if x.Duration != nil {
-		x.EffectNs = whole(x.Duration.Shift)
+		x.EffectNs, x.meanEffectNs = whole(x.Duration.Shift), whole(x.mean.Shift)
 	}
 	return x
 }
@@ -276,9 +289,10 @@ func (s *sides) parts() []*Change {
 	list = slices.DeleteFunc(list, func(x *Change) bool { return x.A.Ns == 0 && x.B.Ns == 0 })
 	for _, x := range list {
 		if !s.large(x.A.Ns, x.B.Ns) {
-			x.Duration = nil
+			x.Duration, x.typical, x.mean = nil, nil, nil
 		}
 		s.use(x.Duration)
+		s.use(x.mean)
 	}
 	return byEffect(list)
 }
@@ -330,16 +344,24 @@ func (s *sides) groups(a, b []*analysis.Group) []*Change {
 		x := named(p)
 		large := s.large(x.A.Ns, x.B.Ns)
 		if s.steps {
-			x.EffectNs = whole(shift(s.perStep(p, stepNs)))
-			if x.A.Count == 0 || x.B.Count == 0 { // also if fewer than half of the steps have it
-				x.EffectNs = x.B.Ns/int64(len(s.b.Steps)) - x.A.Ns/int64(len(s.a.Steps))
+			a, b := s.perStep(p, stepNs)
+			x.EffectNs = whole(shift(a, b))
+			one := x.A.Count == 0 || x.B.Count == 0
+			if one { // also if fewer than half of the steps have it
+				x.EffectNs = s.meanEffect(x.A.Ns, x.B.Ns)
 			}
 			if large {
-				x.Duration = test(durations(p[0].Steps, p[1].Steps))
-				x.Launches = test(s.perStep(p, stepCount))
+				x.Duration, x.Launches = medians(durations(p[0].Steps, p[1].Steps)), medians(s.perStep(p, stepCount))
+			}
+			if large && !one {
+				x.typical, x.mean = medians(a, b), means(a, b)
+			}
+			if x.mean != nil {
+				x.meanEffectNs = whole(x.mean.Shift)
 			}
 		} else {
-			t := test(durations(calls(p[0]), calls(p[1])))
+			a, b := durations(calls(p[0]), calls(p[1]))
+			t := medians(a, b)
 			switch {
 			case s.absent(x):
 			case x.A.Count == 0 || x.B.Count == 0:
@@ -348,11 +370,15 @@ func (s *sides) groups(a, b []*analysis.Group) []*Change {
 				x.EffectNs = whole(t.Shift * float64(x.B.Count))
 			}
 			if large {
-				x.Duration = t
+				x.Duration, x.typical, x.mean = t, t, means(a, b)
+			}
+			if x.mean != nil {
+				x.meanEffectNs = whole(x.mean.Shift * float64(x.B.Count))
 			}
 		}
 		s.use(x.Duration)
 		s.use(x.Launches)
+		s.use(x.mean)
 		list = append(list, x)
 	}
 	return byEffect(list)
@@ -368,16 +394,19 @@ func (s *sides) scopes() []*Change {
 		x := named(p)
 		deviceA, deviceB := sum(p[0].Steps), sum(p[1].Steps)
 		if s.steps {
-			x.EffectNs = whole(shift(s.perStep(p, stepNs)))
+			x.EffectNs, x.meanEffectNs = whole(shift(s.perStep(p, stepNs))), s.meanEffect(deviceA, deviceB)
 			if s.large(deviceA, deviceB) {
-				x.Device = test(s.perStep(p, stepNs))
+				x.Device = medians(s.perStep(p, stepNs))
 			}
 		}
 		if s.large(x.A.Ns, x.B.Ns) {
-			x.Duration = test(durations(p[0].Calls, p[1].Calls))
+			a, b := durations(p[0].Calls, p[1].Calls)
+			x.Duration, x.mean = medians(a, b), means(a, b)
+			x.typical = x.Duration
 		}
 		s.use(x.Duration)
 		s.use(x.Device)
+		s.use(x.mean)
 		list = append(list, x)
 	}
 	return byEffect(list)
@@ -403,8 +432,8 @@ func sum(s analysis.Series) (ns int64) {
 	return ns
 }
 
-// durations returns the blocks of the mean durations of two series.
-func durations(a, b analysis.Series) (x, y []float64) {
+// durations returns the mean durations of two series.
+func durations(a, b analysis.Series) (x, y values) {
 	a, b = equalSize(a, b, len(a.Cells)*a.Size, len(b.Cells)*b.Size)
 	side := func(s analysis.Series) values {
 		return values{len(s.Cells), func(i int) (float64, bool) {
@@ -412,14 +441,14 @@ func durations(a, b analysis.Series) (x, y []float64) {
 			return float64(c.Ns) / float64(max(c.Count, 1)), c.Count > 0
 		}}
 	}
-	return blocks(side(a), side(b))
+	return side(a), side(b)
 }
 
 func stepNs(c analysis.Cell) int64    { return c.Ns }
 func stepCount(c analysis.Cell) int64 { return c.Count }
 
-// perStep returns the blocks of both sessions of a value per step. A step without launches has 0.
-func (s *sides) perStep(p [2]*analysis.Group, get func(analysis.Cell) int64) (x, y []float64) {
+// perStep returns a value per step of both sessions. A step without launches has 0.
+func (s *sides) perStep(p [2]*analysis.Group, get func(analysis.Cell) int64) (x, y values) {
 	stepsA, stepsB := len(s.a.Steps), len(s.b.Steps)
 	a, b := equalSize(p[0].Steps, p[1].Steps, stepsA, stepsB)
 	side := func(series analysis.Series, steps int) values {
@@ -431,7 +460,7 @@ func (s *sides) perStep(p [2]*analysis.Group, get func(analysis.Cell) int64) (x,
 			return float64(get(series.Cells[i])) / float64(min(size, steps-i*size)), true
 		}}
 	}
-	return blocks(side(a, stepsA), side(b, stepsB))
+	return side(a, stepsA), side(b, stepsB)
 }
 
 // equalSize makes the cells of the finer series as large as those of the other one, because the medians of
@@ -447,8 +476,19 @@ func equalSize(a, b analysis.Series, na, nb int) (x, y analysis.Series) {
 	return a, b
 }
 
-// shift returns the shift of [Test] for any number of blocks.
-func shift(a, b []float64) float64 { return mean(b) - mean(a) }
+// shift returns the shift of the medians of blocks, for any number of them.
+func shift(a, b values) float64 {
+	x, y := blocks(a, b, false)
+	return mean(y) - mean(x)
+}
+
+func medians(a, b values) *Test { return test(blocks(a, b, false)) }
+func means(a, b values) *Test   { return test(blocks(a, b, true)) }
+
+// meanEffect returns the change of the mean device time per step.
+func (s *sides) meanEffect(a, b int64) int64 {
+	return b/int64(len(s.b.Steps)) - a/int64(len(s.a.Steps))
+}
 
 func whole(ns float64) int64 { return int64(math.Round(ns)) }
 

@@ -80,13 +80,13 @@ func TestBlocks_EqualLength(t *testing.T) {
 	for _, c := range []struct{ a, b, wantA, wantB int }{
 		{0, 50, 0, 20}, {5, 5, 2, 2}, {6, 6, 3, 3}, {50, 50, 7, 7}, {50, 10_000, 7, 20}, {1000, 1000, 20, 20}, {100_000, 100_000, 20, 20},
 	} {
-		x, y := blocks(ramp(c.a), ramp(c.b))
+		x, y := blocks(ramp(c.a), ramp(c.b), false)
 		assert.Equal(t, []int{c.wantA, c.wantB}, []int{len(x), len(y)}, "%+v", c)
 	}
-	x, _ := blocks(ramp(1000), ramp(1000))
+	x, _ := blocks(ramp(1000), ramp(1000), false)
 	assert.InDelta(t, 24.5, x[0], 0)
 	assert.InDelta(t, 974.5, x[19], 0)
-	none, _ := blocks(values{9, func(int) (float64, bool) { return 0, false }}, ramp(9))
+	none, _ := blocks(values{9, func(int) (float64, bool) { return 0, false }}, ramp(9), false)
 	assert.Empty(t, none)
 }
 
@@ -249,6 +249,117 @@ func TestSessions_LongSessions(t *testing.T) {
 	assert.InDelta(t, 3, k.Launches.A, 1e-9)
 	assert.InDelta(t, 3, k.Launches.B, 1e-9)
 	assert.Equal(t, []int{20, 6}, []int{c.Step.Duration.BlocksA, c.Step.Duration.BlocksB})
+}
+
+// stepsOf is a session with steps of these times, each of one kernel.
+func stepsOf(ns []float64) *analysis.Profile {
+	g := group("gemm", 0, 0, 0)
+	for _, v := range ns {
+		c := analysis.Cell{Count: 1, Ns: int64(v)}
+		g.Steps.Cells, g.Calls.Cells = append(g.Steps.Cells, c), append(g.Calls.Cells, c)
+		g.Count++
+		g.SumNs += c.Ns
+	}
+	return synthetic(1, len(ns), 0, g)
+}
+
+// TestSessions_HeavyTails compares sessions whose steps have one distribution, with rare, many or extremely long
+// ones. At most 5 % of the comparisons may find anything, also if only one session has a single long step.
+func TestSessions_HeavyTails(t *testing.T) {
+	const n, pairs = 60, 200
+	for name, factor := range map[string]func(i int, rng *rand.Rand) float64{
+		"each third":          func(i int, _ *rand.Rand) float64 { return 1 + 5*float64(i%3/2) },
+		"a random third":      func(_ int, rng *rand.Rand) float64 { return 1 + 5*float64(rng.IntN(3)/2) },
+		"a random tenth":      func(_ int, rng *rand.Rand) float64 { return 1 + 50*float64(rng.IntN(10)/9) },
+		"infinite variance":   func(_ int, rng *rand.Rand) float64 { return math.Pow(1-rng.Float64(), -1/1.5) },
+		"infinite mean":       func(_ int, rng *rand.Rand) float64 { return math.Pow(1-rng.Float64(), -1/0.9) },
+		"lognormal":           func(_ int, rng *rand.Rand) float64 { return math.Exp(1.5 * rng.NormFloat64()) },
+		"one in one of both":  func(int, *rand.Rand) float64 { return 1 },
+		"four in one of both": func(int, *rand.Rand) float64 { return 1 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			alarms := 0
+			for seed := range uint64(pairs) {
+				rng := rand.New(rand.NewPCG(seed, 4))
+				side := func() (ns []float64) {
+					for i := range n {
+						ns = append(ns, 1e6*factor(i, rng)*(1+0.02*rng.NormFloat64()))
+					}
+					return ns
+				}
+				a, b := side(), side()
+				switch name {
+				case "one in one of both":
+					b[rng.IntN(n)] *= 100
+				case "four in one of both": // next to each other
+					begin := rng.IntN(n - 4)
+					for i := range 4 {
+						b[begin+i] *= 100
+					}
+				}
+				c := Sessions(stepsOf(a), stepsOf(b))
+				if c.Verdict != Same && c.Verdict != Untested || c.Step.Mean != nil || c.Kernels[0].Status == Slower || c.Kernels[0].Status == Faster {
+					alarms++
+				}
+				if name == "one in one of both" {
+					assert.Equal(t, Untested, c.Verdict, c.Text)
+				}
+			}
+			t.Logf("%d of %d", alarms, pairs)
+			assert.LessOrEqual(t, float64(alarms), Level*pairs)
+		})
+	}
+}
+
+// TestSessions_LongSteps makes a third of the steps of B longer, which the median does not show.
+func TestSessions_LongSteps(t *testing.T) {
+	for name, long := range map[string]func(i int, rng *rand.Rand) bool{
+		"each third":     func(i int, _ *rand.Rand) bool { return i%3 == 2 },
+		"a random third": func(_ int, rng *rand.Rand) bool { return rng.IntN(3) == 0 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			const n, pairs = 60, 50
+			found := 0
+			for seed := range uint64(pairs) {
+				rng := rand.New(rand.NewPCG(seed, 5))
+				var a, b []float64
+				for i := range n {
+					a, b = append(a, 1e6*(1+0.02*rng.NormFloat64())), append(b, 1e6*(1+0.02*rng.NormFloat64()))
+					if long(i, rng) {
+						b[i] *= 6
+					}
+				}
+				c := Sessions(stepsOf(a), stepsOf(b))
+				assert.Contains(t, []Status{Slower, Untested}, c.Verdict, c.Text)
+				if c.Verdict == Slower {
+					found++
+					assert.Contains(t, []Status{Slower, Untested}, c.Kernels[0].Status)
+					assert.Equal(t, c.Step, c.Regressions(0.05)[0])
+				}
+				back := Sessions(stepsOf(b), stepsOf(a))
+				assert.Contains(t, []Status{Faster, Untested}, back.Verdict, back.Text)
+			}
+			t.Logf("%d of %d", found, pairs)
+			assert.GreaterOrEqual(t, float64(found), 0.9*pairs)
+		})
+	}
+}
+
+// TestSessions_Outlier has one long step, and too few steps for equal numbers.
+func TestSessions_Outlier(t *testing.T) {
+	a, b := make([]float64, 60), make([]float64, 50)
+	for i := range a {
+		a[i] = 1e6 + 1e3*float64(i*7%11)
+	}
+	copy(b, a)
+	b[20] = 51e6
+	c := Sessions(stepsOf(a), stepsOf(b))
+	assert.Equal(t, Untested, c.Verdict)
+	assert.Equal(t, "It is uncertain whether B differs: the mean step takes 2 ms instead of 1 ms (+99.4 %), but the median step 1.01 ms instead of 1.01 ms (+0.0 %). The times of steps vary too much for a test.", c.Text)
+	require.Len(t, c.Warnings, 2)
+	assert.Equal(t, "0 of 60 steps of A and 1 of 50 of B take more than twice the median step.", c.Warnings[0])
+	assert.Equal(t, "The means of 2 rows differ by 20 % or more, but vary too much for a test. The first is compute.", c.Warnings[1])
+	assert.Empty(t, c.Regressions(0.05))
 }
 
 func BenchmarkSessions(b *testing.B) {

@@ -112,7 +112,7 @@ func significant(c *compare.Comparison) (names []string) {
 	}
 	for _, list := range rows {
 		for _, x := range list {
-			for _, t := range []*compare.Test{x.Duration, x.Launches, x.Device} {
+			for _, t := range []*compare.Test{x.Duration, x.Launches, x.Device, x.Mean} {
 				if t != nil && t.Significant {
 					names = append(names, x.Name)
 				}
@@ -298,6 +298,32 @@ func TestSessions_SlowerKernel(t *testing.T) {
 			assert.Equal(t, compare.Faster, c.Kernels[0].Status)
 		})
 	}
+}
+
+// TestSessions_LongThirdSteps compares rank 1 of two runs. In B 20 of 60 steps have more kernels.
+func TestSessions_LongThirdSteps(t *testing.T) {
+	const dir = "../../../test/gpu/ranks/recordings/"
+	a, b := profileOf(t, dir+"gloo-host-1.otlp.jsonl.gz"), profileOf(t, dir+"gloo-kernels-1.otlp.jsonl.gz")
+	status := func(list []*compare.Change, name string) compare.Status {
+		for _, x := range list {
+			if x.Name == name {
+				return x.Status
+			}
+		}
+		return ""
+	}
+	c := compare.Sessions(a, b)
+	assert.Equal(t, compare.Slower, c.Verdict)
+	assert.Contains(t, c.Text, "B is slower: all 60 steps together take 5.12 s instead of 2.12 s (+141.8 %), but the median step 28.6 ms instead of 28.5 ms (+0.6 %), because of compute")
+	assert.Contains(t, c.Warnings, "1 of 60 steps of A and 21 of 60 of B take more than twice the median step.")
+	assert.Equal(t, []compare.Status{compare.Slower, compare.Slower, compare.Slower}, []compare.Status{status(c.Parts, "compute"), status(c.Kernels, "vectorized_elementwise_kernel"), status(c.Scopes, "step")})
+	assert.InDelta(t, 1.418, c.Step.Mean.Relative, 0.02)
+	assert.Equal(t, c.Step, c.Regressions(0.05)[0])
+
+	back := compare.Sessions(b, a)
+	assert.Equal(t, compare.Faster, back.Verdict)
+	assert.Equal(t, []compare.Status{compare.Faster, compare.Faster, compare.Faster}, []compare.Status{status(back.Parts, "compute"), status(back.Kernels, "vectorized_elementwise_kernel"), status(back.Scopes, "step")})
+	assert.Empty(t, back.Regressions(0.05))
 }
 
 func TestSessions_SameRecording(t *testing.T) {

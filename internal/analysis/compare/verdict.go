@@ -4,6 +4,7 @@ package compare
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -16,8 +17,8 @@ func (c *Comparison) judge(s *sides) {
 	rest := 1.0
 	if c.Step != nil {
 		rest -= stepShare
-		if t := c.Step.Duration; t != nil {
-			holm([]*Test{t}, stepShare)
+		if c.Step.mean != nil {
+			holm([]*Test{c.Step.Duration, c.Step.mean}, stepShare)
 		}
 		c.Step.judge()
 		c.Verdict = c.Step.Status
@@ -26,6 +27,7 @@ func (c *Comparison) judge(s *sides) {
 	for _, x := range c.Parts {
 		x.judge()
 	}
+	byEffect(c.Parts)
 	for _, list := range [][]*Change{c.Kernels, c.Shapes, c.Scopes} {
 		for _, x := range list {
 			x.judge()
@@ -37,6 +39,7 @@ func (c *Comparison) judge(s *sides) {
 				x.Status = Gone
 			}
 		}
+		byEffect(list)
 	}
 	if c.Step == nil {
 		c.Verdict = Untested
@@ -51,11 +54,14 @@ func (c *Comparison) judge(s *sides) {
 func first(list []*Change) []*Change { return list[:min(len(list), maxListed)] }
 
 func (x *Change) judge() {
+	if m := x.mean; m != nil && m.Significant && !x.explains(m) {
+		x.Mean, x.EffectNs = m, x.meanEffectNs
+	}
 	x.Status = Untested
 	for _, t := range []struct {
 		*Test
 		up, down Status
-	}{{x.Launches, More, Fewer}, {x.Device, Slower, Faster}, {x.Duration, Slower, Faster}} {
+	}{{x.Launches, More, Fewer}, {x.Device, Slower, Faster}, {x.Duration, Slower, Faster}, {x.Mean, Slower, Faster}} {
 		switch {
 		case t.Test == nil:
 		case t.Significant && t.Shift > 0 && (t.A == 0 || t.Relative >= MinChange):
@@ -66,6 +72,24 @@ func (x *Change) judge() {
 			x.Status = Same
 		}
 	}
+	if x.Status == Same && x.uncertain() {
+		x.Status = Untested
+	}
+}
+
+// explains says that the significant other tests explain half of the shift of the mean or more.
+func (x *Change) explains(m *Test) bool {
+	found := false
+	for _, t := range []*Test{x.Launches, x.Device, x.Duration} {
+		found = found || t != nil && t.Significant
+	}
+	return found && 2*x.typical.Shift/m.Shift >= 1
+}
+
+// uncertain says that the means differ much. Without a significant test, a few long repetitions decide that.
+func (x *Change) uncertain() bool {
+	m := x.mean
+	return m != nil && m.Shift != 0 && math.Abs(m.Shift) >= uncertainShare*m.A
 }
 
 // oneShape moves the shape of a kernel that has the same single one in both sessions to the kernel, and
@@ -122,6 +146,19 @@ func (c *Comparison) warn(s *sides) {
 	case fewer < fewSteps:
 		warn("There are few steps (%d and %d), so only large differences are found. Compare at least %d.", c.A.Steps, c.B.Steps, fewSteps)
 	}
+	if c.Step.Mean != nil || c.Step.Status == Untested && c.Step.uncertain() {
+		long := 2 * max(typical(s.a.Steps), typical(s.b.Steps))
+		warn("%d of %d steps of A and %d of %d of B take more than twice the median step.", longer(s.a.Steps, long), c.A.Steps, longer(s.b.Steps, long), c.B.Steps)
+	}
+	few := []*Change{}
+	for _, x := range slices.Concat(c.Parts, c.Kernels, c.Shapes, c.Scopes) {
+		if x.Status == Untested && x.uncertain() {
+			few = append(few, x)
+		}
+	}
+	if len(few) > 0 {
+		warn("The means of %d rows differ by %.0f %% or more, but vary too much for a test. The first is %s.", len(few), 100*uncertainShare, few[0].Name)
+	}
 	unknown := func(p *analysis.Profile) bool {
 		v := &p.Result.Steps.P50
 		return v.IdleNs > 0 && v.Idle[analysis.Unknown] > v.IdleNs/2
@@ -136,6 +173,15 @@ func begin(rule string) string {
 		return "the kernel"
 	}
 	return "scope"
+}
+
+func longer(steps []analysis.StepValues, ns float64) (n int) {
+	for i := range steps {
+		if float64(steps[i].WallNs) > ns {
+			n++
+		}
+	}
+	return n
 }
 
 // sentence returns the verdict.
@@ -181,7 +227,13 @@ func (c *Comparison) sentence() string {
 		}
 		return text + "."
 	}
+	if c.Verdict == Untested {
+		return "It is uncertain whether B differs: " + totals(c.Step) + ". The times of steps vary too much for a test."
+	}
 	text := fmt.Sprintf("B is %s: a step takes %s instead of %s (%s)", c.Verdict, analysis.Duration(t.B), analysis.Duration(t.A), Percent(t.Relative))
+	if c.Step.Mean != nil {
+		text = fmt.Sprintf("B is %s: %s", c.Verdict, totals(c.Step))
+	}
 	var why []string
 	for _, x := range c.Parts {
 		if x.Status == c.Verdict && len(why) < 2 {
@@ -192,6 +244,16 @@ func (c *Comparison) sentence() string {
 		text += ", because of " + strings.Join(why, " and ")
 	}
 	return text + "."
+}
+
+// totals compares the means and the medians of steps.
+func totals(step *Change) string {
+	a, b := float64(step.A.Ns)/float64(step.A.Count), float64(step.B.Ns)/float64(step.B.Count)
+	what, t, change := "the mean step takes", step.Duration, Percent(b/a-1)
+	if step.A.Count == step.B.Count {
+		what, a, b = fmt.Sprintf("all %d steps together take", step.A.Count), float64(step.A.Ns), float64(step.B.Ns)
+	}
+	return fmt.Sprintf("%s %s instead of %s (%s), but the median step %s instead of %s (%s)", what, analysis.Duration(b), analysis.Duration(a), change, analysis.Duration(t.B), analysis.Duration(t.A), Percent(t.Relative))
 }
 
 // Percent formats a share with its sign.

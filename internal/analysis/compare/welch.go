@@ -23,11 +23,13 @@ const (
 //
 // Consecutive values are not independent, because clocks and caches drift. So the test uses blocks of
 // L = max(floor(sqrt(n)), ceil(n/20)) values [1], where n is the number of values of the shorter session.
-// Each block counts once, with its median. So single slow steps do not matter. Both sessions have at most
+// Each block counts once, with its median. So single slow steps do not matter. Further tests use the mean of
+// each block: the time of many slow steps in all blocks counts there. A few slow steps also increase the
+// variance, so they are not significant. Both sessions have at most
 // 20 blocks of this length, evenly spaced. So blocks have the same distribution, whatever the lengths of
 // the sessions.
 //
-// The test is that of Welch [2] for the k medians of each session:
+// The test is that of Welch [2] for the k medians or means of each session:
 //
 //	t = (meanB - meanA) / sqrt(f·varA/kA + f·varB/kB)
 //
@@ -36,7 +38,7 @@ const (
 // sessions together (see neumann). A rank test would need no distribution. But with less than ten blocks
 // it finds no difference, however large.
 //
-// The assumption is that medians of blocks are about normal, and that f covers their dependence. A
+// The assumption is that medians and means of blocks are about normal, and that f covers their dependence. A
 // session of which the clock changes once has no second sample of such changes. No test can cover that.
 //
 // Sources:
@@ -48,7 +50,7 @@ const (
 //	[3] Bayley and Hammersley, "The 'effective' number of independent observations in an autocorrelated
 //	    time series", Supplement to the Journal of the Royal Statistical Society 8, 1946
 type Test struct {
-	// A and B are the means of the medians of blocks, BlocksA and BlocksB the numbers of blocks.
+	// A and B are the means of the medians (of [Change].Mean: of the means) of blocks, BlocksA and BlocksB the numbers of blocks.
 	A       float64 `json:"a"`
 	B       float64 `json:"b"`
 	BlocksA int     `json:"blocks_a"`
@@ -73,14 +75,15 @@ type values struct {
 	at func(i int) (v float64, ok bool)
 }
 
-// blocks returns the medians of the blocks of two sessions. Blocks without values are left out.
-func blocks(a, b values) (x, y []float64) {
+// blocks returns the medians of the blocks of two sessions, or their means. Then blocks are longer by up to
+// what no block has, so that the mean is of all values. Blocks without values are left out.
+func blocks(a, b values, all bool) (x, y []float64) {
 	n := min(a.n, b.n)
 	length := max(int(math.Sqrt(float64(n))), (n+maxBlocks-1)/maxBlocks, 1)
-	return a.blocks(length), b.blocks(length)
+	return a.blocks(length, all), b.blocks(length, all)
 }
 
-func (v values) blocks(length int) []float64 {
+func (v values) blocks(length int, all bool) []float64 {
 	count := min(v.n/length, maxBlocks)
 	out := make([]float64, 0, count)
 	var list []float64
@@ -90,12 +93,20 @@ func (v values) blocks(length int) []float64 {
 		if count > 1 {
 			begin = b * (v.n - length) / (count - 1)
 		}
-		for i := begin; i < begin+length; i++ {
+		end := begin + length
+		if all && count < maxBlocks {
+			begin, end = b*v.n/count, (b+1)*v.n/count
+		}
+		for i := begin; i < end; i++ {
 			if x, ok := v.at(i); ok {
 				list = append(list, x)
 			}
 		}
 		if len(list) > 0 {
+			if all {
+				out = append(out, mean(list))
+				continue
+			}
 			slices.Sort(list)
 			out = append(out, median(list))
 		}
@@ -111,7 +122,7 @@ func median(sorted []float64) float64 {
 	return (sorted[(n-1)/2] + sorted[n/2]) / 2
 }
 
-// test compares the medians of blocks. It is nil if there are less than minBlocks of a session.
+// test compares the medians or means of blocks. It is nil if there are less than minBlocks of a session.
 func test(a, b []float64) *Test {
 	if len(a) < minBlocks || len(b) < minBlocks {
 		return nil

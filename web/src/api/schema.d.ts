@@ -1297,7 +1297,7 @@ export interface components {
             }[];
         };
         /**
-         * @description More and fewer are launches. All except new, gone, same and untested need a significant test
+         * @description More and fewer are launches. All except new, gone, same and untested need a significant test. Untested includes means that differ by 20 % or more without one
          * @enum {string}
          */
         CompareStatus: "slower" | "faster" | "more" | "fewer" | "new" | "gone" | "same" | "untested";
@@ -1347,6 +1347,8 @@ export interface components {
             duration?: components["schemas"]["CompareTest"];
             launches?: components["schemas"]["CompareTest"];
             device?: components["schemas"]["CompareTest"];
+            /** @description Of means, if these differ significantly and the tests of medians explain less than half of that */
+            mean?: components["schemas"]["CompareTest"];
         };
         /** @description Work of the session without spans, absent below 5 %. Of a path all parts are then assumed, comparisons have times of kernels only, and ranks are not compared */
         Missing: {

@@ -124,7 +124,7 @@ export function Compare() {
             ) : (
               <Badge
                 tone={sb > sa * 1.05 ? "bad" : sb < sa * 0.95 ? "good" : undefined}
-                title="Of all launches, also outside steps. The tests above are of medians of blocks of steps, so single slow steps do not count there."
+                title="Of all launches, also outside steps. The tests above are of steps. Few slow ones are not significant there."
               >
                 {signedPercent(sb / sa - 1)} kernel time
               </Badge>
@@ -274,12 +274,12 @@ const differenceColumns: Column[] = [
 
 const stepColumns: Column[] = [
   ["Part of a step"],
-  ["A", "Mean of the medians of blocks of steps", ui.right],
-  ["B", "Mean of the medians of blocks of steps", ui.right],
+  ["A", "Mean of the medians of blocks of steps, or of their means if some steps are much longer", ui.right],
+  ["B", "Mean of the medians of blocks of steps, or of their means if some steps are much longer", ui.right],
   ["Effect", "B − A", ui.right],
   ["Change", "(B − A) / A", ui.right],
   ["At 95 %", "Bounds of the change by Welch's test", ui.right],
-  ["Result", "Of a test, or untested: below 1 % of the step, or too few steps"],
+  ["Result", "Of a test, or untested: below 1 % of the step, too few steps, or means that differ and vary too much"],
 ];
 
 /** Verdict shows whether steps became slower, and why. */
@@ -315,7 +315,7 @@ function Verdict({ c }: { c: Comparison }) {
           as JSON
         </a>
       </div>
-      <Confidence t={c.step?.duration} />
+      <Confidence t={c.step?.mean ?? c.step?.duration} />
       {c.warnings.map((w) => (
         <p key={w} className={ui.muted}>
           {w}
@@ -355,8 +355,8 @@ const partNames: Record<string, string> = {
 };
 
 function Part({ r, c }: { r: Row; c: Comparison }) {
-  const t = r.duration;
-  // A tested time is the mean of the medians of blocks of steps, and another one is the mean of the steps. Both are made of all steps.
+  const t = r.mean ?? r.duration;
+  // A tested time is the mean of the medians of blocks of steps, with r.mean of their means, and another one is the mean of the steps. All are made of all steps.
   const mean = (session: string, s: Schemas["CompareSums"], tested: number | undefined) => (
     <Link
       to="/sessions/$session/findings"
@@ -365,7 +365,7 @@ function Part({ r, c }: { r: Row; c: Comparison }) {
       title={
         tested === undefined
           ? `mean of ${plural(s.count, "step")}`
-          : `mean of the medians of blocks of steps; that of all ${plural(s.count, "step")} is ${duration(Math.round(s.ns / Math.max(s.count, 1)))}`
+          : `mean of the ${r.mean ? "means" : "medians"} of blocks of steps; that of all ${plural(s.count, "step")} is ${duration(Math.round(s.ns / Math.max(s.count, 1)))}`
       }
       {...num("sum", s.ns, r.name === "step" ? "wall" : r.name)}
     >
