@@ -358,7 +358,7 @@ func writeDevice(out io.Writer, d *analysis.Device, width int) {
 	for _, part := range []struct {
 		name string
 		ns   int64
-	}{{"compute", p.ComputeNs}, {"communication only", p.CommunicationNs}, {"copies only", p.CopyNs}} {
+	}{{"compute", p.ComputeNs}, {"communication only", p.CommunicationNs}, {"copies and sets only", p.CopyNs}} {
 		if part.ns > 0 {
 			busy = append(busy, part.name+" "+share(part.ns, p.WallNs))
 		}
@@ -460,7 +460,7 @@ var stepParts = []struct {
 	{"wall", func(v *analysis.StepValues) int64 { return v.WallNs }},
 	{"compute", func(v *analysis.StepValues) int64 { return v.ComputeNs }},
 	{"communication only", func(v *analysis.StepValues) int64 { return v.CommunicationNs }},
-	{"copies only", func(v *analysis.StepValues) int64 { return v.CopyNs }},
+	{"copies and sets only", func(v *analysis.StepValues) int64 { return v.CopyNs }},
 	{"idle", func(v *analysis.StepValues) int64 { return v.IdleNs }},
 }
 

@@ -178,7 +178,7 @@ func htmlDeviceOf(d *analysis.Device) htmlDevice {
 	}
 	add("compute", "compute", p.ComputeNs)
 	add("communication", "communication only", p.CommunicationNs)
-	add("copy", "copies only", p.CopyNs)
+	add("copy", "copies and sets only", p.CopyNs)
 	for _, c := range causesBySum(&p.Idle) {
 		name, _, _ := strings.Cut(c.Text(), ":")
 		add(c.String(), "idle, "+name, p.Idle[c])

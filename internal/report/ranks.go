@@ -228,15 +228,16 @@ func writeCollectives(out io.Writer, r *ranks.Result, top, width int) {
 		}
 	}
 	slices.SortStableFunc(late, func(a, b *ranks.Together) int { return cmp.Compare(b.Late.Ns, a.Late.Ns) })
-	t := table{head: []string{"AT", "LAST", "LATE", "AT LEAST", "AT MOST", "SPREAD", "SPAN", "COLLECTIVE"}}
+	t := table{head: []string{"FIRST ENTERS", "LAST", "LATE", "AT LEAST", "AT MOST", "SPREAD", "SPAN", "COLLECTIVE"}}
 	for _, x := range late[:min(len(late), top)] {
 		least, most := "-", "-"
 		if x.Late.MinNs != nil && x.Late.MaxNs != nil {
 			least, most = difference(*x.Late.MinNs), difference(*x.Late.MaxNs)
 		}
+		first := slices.MinFunc(x.Parts, func(a, b ranks.Part) int { return cmp.Compare(a.Enter, b.Enter) }).Enter
 		for _, p := range x.Parts {
 			if p.Rank == x.Late.Rank {
-				t.add(Time(time.Duration(p.Enter)), fmt.Sprintf("rank %d", r.Ranks[p.Rank].Rank), Time(time.Duration(x.Late.Ns)), least, most,
+				t.add(Time(time.Duration(first)), fmt.Sprintf("rank %d", r.Ranks[p.Rank].Rank), Time(time.Duration(x.Late.Ns)), least, most,
 					Time(time.Duration(x.Late.SpreadNs)), fmt.Sprintf("%016x", uint64(p.Span)), x.Name)
 			}
 		}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -130,9 +131,10 @@ func TestRanks_Gloo(t *testing.T) {
 		last, proven            int
 		measured, late, atLeast float64 // in ms; the first by the program
 		cause, scope, kernel    string
+		first, longest          int64
 	}{
-		"gloo-host":    {342, 61, 301.9, 353.1, 308.6, "host", "step *", ""},
-		"gloo-kernels": {374, 52, 3255.6, 3312.5, 3266.1, "more_kernels", "", "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize256x128x8_stage3_warpsize4x2x1_ffma_aligna4_alignc4_execute_kernel__5x_cublas"},
+		"gloo-host":    {342, 61, 301.9, 353.1, 308.6, "host", "step *", "", 171_387_783, 0},
+		"gloo-kernels": {374, 52, 3255.6, 3312.5, 3266.1, "more_kernels", "", "sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize256x128x8_stage3_warpsize4x2x1_ffma_aligna4_alignc4_execute_kernel__5x_cublas", 2_815_195_246, 2_696_374},
 	} {
 		t.Run(run, func(t *testing.T) {
 			_, got := recordedRanks(t, run)
@@ -162,6 +164,12 @@ func TestRanks_Gloo(t *testing.T) {
 			var text bytes.Buffer
 			require.NoError(t, WriteRanks(&text, got, 1, 100))
 			assert.NotContains(t, text.String(), "EXPOSED", "no collective is a kernel")
+			latest := slices.MaxFunc(got.Collectives, func(a, b ranks.Together) int { return cmp.Compare(a.Late.Ns, b.Late.Ns) })
+			assert.Equal(t, want.first, latest.Parts[0].Enter)
+			assert.Less(t, latest.Parts[0].Enter, latest.Parts[1].Enter)
+			assert.Regexp(t, `FIRST ENTERS +LAST +LATE .+\n +`+Time(time.Duration(want.first))+` +rank 1 `, text.String())
+			require.NotEmpty(t, slow.Cause.Evidence)
+			assert.Equal(t, want.longest, slow.Cause.Evidence[0].DurationNs)
 
 			// A delay is before the first all-reduce of its step.
 			slices.SortFunc(got.Collectives, func(a, b ranks.Together) int { return cmp.Compare(a.Parts[0].Enter, b.Parts[0].Enter) })

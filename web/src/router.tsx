@@ -116,6 +116,7 @@ export const timelineRoute = createRoute({
       m0: range.from,
       m1: range.to,
       path: oneOf(s.path, ["1"]),
+      step: text(s.step),
       y: id(s.y),
       kind: text(s.kind),
     });

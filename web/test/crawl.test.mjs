@@ -555,7 +555,7 @@ describe("what is said in words", () => {
     await verdict.getByText("no significant difference", { exact: true }).waitFor();
     assert.equal(
       await verdict.getByTestId("confidence").innerText(),
-      "With 95 % confidence, the step time changed by −20 % to +17 % (not corrected). If nothing had changed, a difference this large or larger would have a probability of 100 % (corrected for the number of tests). A change is reported if it is at most 5 %.",
+      "With 95 % confidence, the step time changed by −20 % to +17 % (not corrected). If nothing had changed, a difference this large or larger would have a probability of 100 % (corrected for the number of tests). A change is reported if this probability is at most 5 %.",
     );
     await close(page);
   });

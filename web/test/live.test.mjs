@@ -178,22 +178,22 @@ describe("system", () => {
     const page = await open(`/sessions/${session}/system`);
     const legend = (title) => page.getByRole("region", { name: title, exact: true }).locator("li").allInnerTexts();
     await page.getByRole("region", { name: "Errors" }).waitFor();
-    assert.deepEqual(await legend("Power"), ["GPU 0 220 W", "GPU 1 320 W"]);
-    assert.deepEqual(await legend("Fan"), ["GPU 0 40 %", "GPU 1 60 %"]);
+    assert.deepEqual(await legend("Power"), ["GPU 0 last 220 W", "GPU 1 last 320 W"]);
+    assert.deepEqual(await legend("Fan"), ["GPU 0 last 40 %", "GPU 1 last 60 %"]);
     assert.deepEqual(await legend("GPU memory by process"), [
-      "GPU 0 · python3 · pid 11 11.0 MiB",
-      "GPU 0 · python3 · pid 12 12.0 MiB",
+      "GPU 0 · python3 · pid 11 last 11.0 MiB",
+      "GPU 0 · python3 · pid 12 last 12.0 MiB",
     ]);
     assert.deepEqual(await legend("PCIe throughput"), [
-      "GPU 0 · both directions 4.00 KiB/s",
-      "GPU 0 · receive 1.00 KiB/s",
+      "GPU 0 · both directions last 4.00 KiB/s",
+      "GPU 0 · receive last 1.00 KiB/s",
     ]);
     assert.deepEqual(await legend("GPU utilisation"), [
-      "GPU 0 · time with a kernel 50 %",
-      "GPU 0 · video encoder 50 %",
+      "GPU 0 · time with a kernel last 50 %",
+      "GPU 0 · video encoder last 50 %",
     ]);
-    assert.deepEqual(await legend("NVLink transfer"), ["GPU 0 1.95 MiB/s"]);
-    assert.deepEqual(await legend("Errors"), ["GPU 0 0.200 error/s"]);
+    assert.deepEqual(await legend("NVLink transfer"), ["GPU 0 last 1.95 MiB/s"]);
+    assert.deepEqual(await legend("Errors"), ["GPU 0 last 0.200 error/s"]);
     // The axis is as wide as its labels.
     const [room, need] = await page.getByRole("region", { name: "Errors" }).evaluate((e) => {
       const c = document.createElement("canvas").getContext("2d");
@@ -335,6 +335,8 @@ describe("ranks", () => {
     assert.ok(Math.abs(answer.ranks[1].late_ns - 12_000_000) < 200_000, late);
     await page.getByText("Rank 1 came last in").waitFor();
     assert.deepEqual(await serious(page), []);
+    await page.getByText("What the columns mean").first().click();
+    await page.getByText("Inside collectives before the last rank entered", { exact: true }).waitFor();
     await page.setViewportSize({ width: 390, height: 800 });
     assert.equal(await page.evaluate(() => document.documentElement.scrollWidth), 390);
     const delays = page.getByRole("table", { name: "Largest delays" });
@@ -342,6 +344,7 @@ describe("ranks", () => {
     await page.waitForURL(/ranks\?.*from=/);
     await delays.getByRole("link", { name: "rank 1", exact: true }).first().click();
     await page.waitForURL(/sessions\/22222221.*sel=/);
+    await page.waitForFunction(() => document.title === "Timeline · two ranks · gpuflight");
     await close(page);
   });
 });

@@ -436,16 +436,16 @@ describe("system", () => {
       all.map((e) => [e.querySelector("h2").innerText, [...e.querySelectorAll("li")].map((l) => l.innerText.trim())]),
     );
     assert.deepEqual(shown, [
-      ["GPU utilisation", ["GPU 0 50 %", "GPU 1 60 %", "GPU 2 70 %"]],
-      ["Power", ["GPU 0 300 W", "GPU 1 301 W", "GPU 2 302 W"]],
-      ["GPU memory in use", ["GPU 0 1.00 GiB", "GPU 1 2.00 GiB", "GPU 2 4.00 GiB"]],
-      ["Temperature", ["GPU 0 61.0 °C"]],
-      ["Clocks", ["GPU 0 · sm 1.98 GHz"]],
-      ["Throttling, per second", ["GPU 0 50 %"]],
-      ["PCIe transfer, per second", ["GPU 0 · receive 1,000 KiB/s"]],
-      ["NVLink transfer, per second", ["GPU 0 1.95 MiB/s"]],
-      ["Errors, per second", ["GPU 0 · corrected 200 error/s"]],
-      ["Fan", ["GPU 0 40 %"]],
+      ["GPU utilisation", ["GPU 0 last 50 %", "GPU 1 last 60 %", "GPU 2 last 70 %"]],
+      ["Power", ["GPU 0 last 300 W", "GPU 1 last 301 W", "GPU 2 last 302 W"]],
+      ["GPU memory in use", ["GPU 0 last 1.00 GiB", "GPU 1 last 2.00 GiB", "GPU 2 last 4.00 GiB"]],
+      ["Temperature", ["GPU 0 last 61.0 °C"]],
+      ["Clocks", ["GPU 0 · sm last 1.98 GHz"]],
+      ["Throttling, per second", ["GPU 0 last 50 %"]],
+      ["PCIe transfer, per second", ["GPU 0 · receive last 1,000 KiB/s"]],
+      ["NVLink transfer, per second", ["GPU 0 last 1.95 MiB/s"]],
+      ["Errors, per second", ["GPU 0 · corrected last 200 error/s"]],
+      ["Fan", ["GPU 0 last 40 %"]],
     ]);
     const interval = (from, to) =>
       page.waitForURL((u) => u.searchParams.get("from") === String(from) && u.searchParams.get("to") === String(to));
@@ -492,12 +492,12 @@ describe("timeline", () => {
       "spans: Scopes · 11 worker",
       "spans: NVTX",
       "group: GPU 0",
-      "gaps: idle",
+      "gaps: no kernel",
       "lane: stream 7",
       "lane: stream 7 copies",
       "lane: host",
       "group: GPU 1",
-      "gaps: idle",
+      "gaps: no kernel",
       "lane: stream 9",
       "group: Metrics",
       ...each((i) => `metric: GPU ${i} utilisation`),
@@ -515,7 +515,7 @@ describe("timeline", () => {
       ["stream 7 copies", 4600, "memcpy HtoD\n200 µs · at 4.500000 ms"],
       ["host", 12_500, "synchronize\n1.00 ms · at 12.000000 ms"],
       ["stream 9", 10_500, "relu_kernel\n1.00 ms · at 10.000000 ms\nThe times are estimated."],
-      ["idle", 6500, "GPU idle\n980 µs · at 6.020000 ms"],
+      ["no kernel", 6500, "No kernel on the GPU\n980 µs · at 6.020000 ms"],
       ["GPU 1 power", 15_000, "GPU 1 power: 301 W\nmeasured at 10 ms"],
     ]) {
       const [x, y] = await at(page, label, time);
@@ -689,7 +689,7 @@ describe("timeline", () => {
     );
     const page = await open(`/sessions/${dense}/timeline`);
     await page.getByText(/only the 2,000 longest scopes/).waitFor();
-    await page.getByText(/no idle gap is long enough to draw/).waitFor();
+    await page.getByText(/no gap without a kernel is long enough to draw/).waitFor();
     // All scopes of a shorter interval are drawn.
     await visit(page, `/sessions/${dense}/timeline?from=0&to=2000000`);
     await page.getByText(/only the 2,000 longest scopes/).waitFor({ state: "hidden" });

@@ -48,7 +48,6 @@ type stretch struct {
 type kernelSum struct {
 	ns, count int64
 	longest   Ref
-	longestNs int64
 }
 
 // causes finds the causes of the ranks that the others waited for.
@@ -125,8 +124,8 @@ func (a *run) causeOf(ctx context.Context, rank int, deadline time.Time) error {
 			sum := own.byName[name]
 			sum.ns += k.ns
 			sum.count += k.count
-			if k.longestNs > sum.longestNs {
-				sum.longest, sum.longestNs = k.longest, k.longestNs
+			if k.longest.DurationNs > sum.longest.DurationNs {
+				sum.longest = k.longest
 			}
 			own.byName[name] = sum
 			usual[name] += middleOf(func(s *stretch) int64 { return s.byName[name].ns })
@@ -186,7 +185,7 @@ func (a *run) describe(c *Cause, rank int, own *stretch, usual map[string]int64,
 				c.Call, c.Stack = g.Call, g.Stack
 			}
 			if g.After != nil {
-				c.Evidence = append(c.Evidence, Ref{SpanID(g.After.Span), g.After.StartNs - a.ranks[rank].baseNs, g.After.Name})
+				c.Evidence = append(c.Evidence, Ref{Span: SpanID(g.After.Span), Start: g.After.StartNs - a.ranks[rank].baseNs, Name: g.After.Name})
 			}
 		}
 		if name, ns := scopeOf(own.gaps, cause); name != "" {
@@ -275,8 +274,8 @@ func (a *run) stretch(ctx context.Context, i, rank int) (*stretch, error) {
 		ns := max(0, row.EndNs-row.StartNs)
 		k.ns += ns
 		k.count++
-		if ns > k.longestNs {
-			k.longest, k.longestNs = Ref{SpanID(row.Span), row.StartNs - r.baseNs, row.ShapeRef.Name}, ns
+		if ns > k.longest.DurationNs {
+			k.longest = Ref{SpanID(row.Span), row.StartNs - r.baseNs, ns, row.ShapeRef.Name}
 		}
 		s.byName[row.ShapeRef.Name] = k
 		return nil

@@ -188,11 +188,12 @@ type Cause struct {
 	Evidence []Ref `json:"evidence"`
 }
 
-// Ref is an operation. Start counts from the base of its rank.
+// Ref is an operation. Start counts from the base of its rank. DurationNs is 0 for one that ends a gap.
 type Ref struct {
-	Span  SpanID `json:"span"`
-	Start int64  `json:"start"`
-	Name  string `json:"name"`
+	Span       SpanID `json:"span"`
+	Start      int64  `json:"start"`
+	DurationNs int64  `json:"duration_ns,omitempty"`
+	Name       string `json:"name"`
 }
 
 // Finding is one sentence of advice about a rank.

@@ -1412,7 +1412,7 @@ export interface components {
          * @enum {string}
          */
         Bound: "device" | "launch" | "host" | "communication" | "dependency" | "unknown";
-        /** @description A partition: compute, communication only, copies only and idle time sum to wall, and the causes sum to the idle time */
+        /** @description A partition: compute, communication only, copies and sets only, and idle time sum to wall, and the causes sum to the idle time */
         Parts: {
             wall_ns: components["schemas"]["Ns"];
             compute_ns: components["schemas"]["Ns"];
@@ -1984,7 +1984,10 @@ export interface components {
             call?: string;
             scope?: string;
             stack?: string;
-            evidence: components["schemas"]["Reference"][];
+            evidence: (components["schemas"]["Reference"] & {
+                /** @description Absent for an operation that ends a gap */
+                duration_ns?: components["schemas"]["Ns"];
+            })[];
         };
         Rank: {
             rank: number;

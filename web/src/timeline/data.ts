@@ -264,7 +264,7 @@ export function prepare(data: Pick<TimelineData, "columns" | "spans" | "gaps">, 
       start: g.start,
       end: g.start + g.duration_ns,
       row: 0,
-      name: "idle",
+      name: "no kernel",
       rgb: dark ? [196, 134, 62] : [190, 120, 30],
     });
     gaps.set(g.device, items);
@@ -328,8 +328,8 @@ export function buildTracks(
       add({
         key: `gaps-${key}`,
         kind: "gaps",
-        label: "idle",
-        detail: "no kernel on this GPU",
+        label: "no kernel",
+        detail: "between two kernels of this GPU; copies and sets can run in it",
         rowHeight: 16,
         height: 16,
         items,
@@ -590,8 +590,8 @@ export function shown(
     const drawn = data.gaps.gaps.length;
     result.push(
       drawn === 0
-        ? "no idle gap is long enough to draw"
-        : `the longest ${count(drawn)} of ${count(data.gaps.count)} idle gaps in and around the view`,
+        ? "no gap without a kernel is long enough to draw"
+        : `the longest ${count(drawn)} of ${count(data.gaps.count)} gaps without a kernel in and around the view`,
     );
   }
   if (metricsLeft) result.push(`${plural(metricsLeft, "metric track")} not drawn`);

@@ -368,7 +368,7 @@ export class Painter {
       if (room < 18 || y + t.rowHeight < axisHeight) continue;
       const dim = s.match !== "" && !matched;
       if (it.kind === "gap") {
-        const text = `idle ${duration(it.end - it.start)}`;
+        const text = `no kernel ${duration(it.end - it.start)}`;
         const width = this.measure(ctx, text);
         if (room < width + 12) continue;
         const x = left + (room - width) / 2;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 import { Link } from "@tanstack/react-router";
-import { type ReactNode, useEffect, useRef, useState } from "react";
+import { Fragment, type ReactNode, useEffect, useRef, useState } from "react";
 import { css, scopeColor, sliceColor } from "../lib/color";
 import { useDark } from "./theme";
 import s from "./ui.module.css";
@@ -47,6 +47,43 @@ export function Loading() {
 
 /** Message says why there is nothing to show. */
 export const Message = ({ children }: { children: ReactNode }) => <div className={s.message}>{children}</div>;
+
+/** Column is a column of a table: its head, what it means, and its class. */
+export type Column = readonly [name: string, meaning?: string, className?: string];
+
+/** Described is a table in a card that says what its columns mean, also to users without a mouse. */
+export function Described({ label, columns, children }: { label: string; columns: Column[]; children: ReactNode }) {
+  return (
+    <div className={`${s.card} ${s.tableScroll}`}>
+      <table className={s.table} aria-label={label}>
+        <thead>
+          <tr>
+            {columns.map(([name, meaning, className]) => (
+              <th key={name} scope="col" className={className} title={meaning}>
+                {name}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        {children}
+      </table>
+      <details className={s.meanings}>
+        <summary>What the columns mean</summary>
+        <dl className={s.dl}>
+          {columns.map(
+            ([name, meaning]) =>
+              meaning && (
+                <Fragment key={name}>
+                  <dt>{name}</dt>
+                  <dd>{meaning}</dd>
+                </Fragment>
+              ),
+          )}
+        </dl>
+      </details>
+    </div>
+  );
+}
 
 /** Bar shows a share of 1. */
 export const Bar = ({ share }: { share: number }) => (

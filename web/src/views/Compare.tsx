@@ -6,7 +6,20 @@ import { url } from "../api/client";
 import { useGet } from "../api/hooks";
 import { compare, type Result as Joined, results, type Sums } from "../lib/compare";
 import { count, dims, duration, exactDuration, instant, percent, plural, signedPercent, words } from "../lib/format";
-import { Badge, Choice, Failure, Loading, type Made, Message, num, SearchBox, Swatch, ui } from "../ui/parts";
+import {
+  Badge,
+  Choice,
+  type Column,
+  Described,
+  Failure,
+  Loading,
+  type Made,
+  Message,
+  num,
+  SearchBox,
+  Swatch,
+  ui,
+} from "../ui/parts";
 
 /** Compare shows what changed from session a to session b. */
 export function Compare() {
@@ -48,6 +61,8 @@ export function Compare() {
         ))}
         {sessions.data.sessions.map((s) => (
           <option key={s.id} value={s.id}>
+            {s.run && `${s.run} · `}
+            {s.rank !== undefined && `rank ${s.rank} · `}
             {s.service || "unnamed"} · {instant(s.start)} · {duration(s.duration_ns)} · {s.id.slice(0, 8)}
           </option>
         ))}
@@ -121,106 +136,71 @@ export function Compare() {
               onChange={(v) => navigate({ search: (o) => ({ ...o, q: v || undefined }), replace: true })}
             />
           </div>
-          <div className={`${ui.card} ${ui.tableScroll}`}>
-            <table className={ui.table} aria-label="Differences">
-              <thead>
-                <tr>
-                  <th scope="col">{by === "scope" ? "Scope" : "Kernel"}</th>
-                  <th scope="col" className={ui.right}>
-                    A total
-                  </th>
-                  <th scope="col" className={ui.right}>
-                    B total
-                  </th>
-                  <th scope="col" className={ui.right}>
-                    Difference
-                  </th>
-                  <th scope="col" className={ui.right}>
-                    Change
-                  </th>
-                  <th scope="col" className={ui.right}>
-                    A launches
-                  </th>
-                  <th scope="col" className={ui.right}>
-                    B launches
-                  </th>
-                  <th scope="col" className={ui.right} title="Mean duration">
-                    Per launch
-                  </th>
-                  <th scope="col" title="Tests of the time of a launch and of the launches of a step">
-                    Result
-                  </th>
-                </tr>
-              </thead>
-              <tbody>
-                {rows.slice(0, 500).map((r) => {
-                  const mean = r.a && r.b ? r.b.sum_ns / r.b.count / (r.a.sum_ns / r.a.count) - 1 : undefined;
-                  const link = (session: string | undefined, x: Sums | undefined, made: Made, text: string) =>
-                    x && session ? (
-                      <Link
-                        to="/sessions/$session/launches"
-                        params={{ session }}
-                        search={
-                          {
-                            operation: "kernel",
-                            sort: "duration",
-                            ...(by === "scope"
-                              ? { path: x.ids?.[0], direct: "true" }
-                              : by === "shape"
-                                ? { shape: x.ids?.join(",") }
-                                : { name: r.key }),
-                          } as never
-                        }
-                        {...num(made, made === "ns" ? x.sum_ns : x.count)}
-                      >
-                        {text}
-                      </Link>
-                    ) : (
-                      <span className={ui.muted}>–</span>
-                    );
-                  return (
-                    <tr key={r.key}>
-                      <td className={ui.name} title={r.key}>
-                        {by !== "scope" && <Swatch name={r.key.split("  ")[0] ?? ""} />}
-                        {r.key}
-                      </td>
-                      <td className={ui.right}>{link(search.a, r.a, "ns", duration(r.a?.sum_ns ?? 0))}</td>
-                      <td className={ui.right}>{link(search.b, r.b, "ns", duration(r.b?.sum_ns ?? 0))}</td>
-                      <td className={ui.right} title={missing ? undefined : exactDuration(r.delta)}>
-                        {missing ? "–" : `${r.delta > 0 ? "+" : ""}${duration(r.delta)}`}
-                      </td>
-                      <td className={ui.right}>
-                        {missing ? (
-                          "–"
-                        ) : r.a && r.b ? (
-                          <Badge
-                            tone={
-                              r.b.sum_ns > r.a.sum_ns * 1.05
-                                ? "bad"
-                                : r.b.sum_ns < r.a.sum_ns * 0.95
-                                  ? "good"
-                                  : undefined
-                            }
-                          >
-                            {signedPercent(r.b.sum_ns / r.a.sum_ns - 1)}
-                          </Badge>
-                        ) : (
-                          <Badge tone="warn">{r.b ? "only in B" : "only in A"}</Badge>
-                        )}
-                      </td>
-                      <td className={ui.right}>{link(search.a, r.a, "rows", count(r.a?.count ?? 0))}</td>
-                      <td className={ui.right}>{link(search.b, r.b, "rows", count(r.b?.count ?? 0))}</td>
-                      <td className={ui.right}>{mean === undefined ? "" : signedPercent(mean)}</td>
-                      <td>
-                        <JoinedResult of={statuses.get(by === "scope" ? r.key.replaceAll(" *", "") : r.key)} />
-                      </td>
-                    </tr>
+          <Described label="Differences" columns={[[by === "scope" ? "Scope" : "Kernel"], ...differenceColumns]}>
+            <tbody>
+              {rows.slice(0, 500).map((r) => {
+                const mean = r.a && r.b ? r.b.sum_ns / r.b.count / (r.a.sum_ns / r.a.count) - 1 : undefined;
+                const link = (session: string | undefined, x: Sums | undefined, made: Made, text: string) =>
+                  x && session ? (
+                    <Link
+                      to="/sessions/$session/launches"
+                      params={{ session }}
+                      search={
+                        {
+                          operation: "kernel",
+                          sort: "duration",
+                          ...(by === "scope"
+                            ? { path: x.ids?.[0], direct: "true" }
+                            : by === "shape"
+                              ? { shape: x.ids?.join(",") }
+                              : { name: r.key }),
+                        } as never
+                      }
+                      {...num(made, made === "ns" ? x.sum_ns : x.count)}
+                    >
+                      {text}
+                    </Link>
+                  ) : (
+                    <span className={ui.muted}>–</span>
                   );
-                })}
-              </tbody>
-            </table>
-            {!rows.length && <Message>Nothing to compare.</Message>}
-          </div>
+                return (
+                  <tr key={r.key}>
+                    <td className={ui.name} title={r.key}>
+                      {by !== "scope" && <Swatch name={r.key.split("  ")[0] ?? ""} />}
+                      {r.key}
+                    </td>
+                    <td className={ui.right}>{link(search.a, r.a, "ns", duration(r.a?.sum_ns ?? 0))}</td>
+                    <td className={ui.right}>{link(search.b, r.b, "ns", duration(r.b?.sum_ns ?? 0))}</td>
+                    <td className={ui.right} title={missing ? undefined : exactDuration(r.delta)}>
+                      {missing ? "–" : `${r.delta > 0 ? "+" : ""}${duration(r.delta)}`}
+                    </td>
+                    <td className={ui.right}>
+                      {missing ? (
+                        "–"
+                      ) : r.a && r.b ? (
+                        <Badge
+                          tone={
+                            r.b.sum_ns > r.a.sum_ns * 1.05 ? "bad" : r.b.sum_ns < r.a.sum_ns * 0.95 ? "good" : undefined
+                          }
+                        >
+                          {signedPercent(r.b.sum_ns / r.a.sum_ns - 1)}
+                        </Badge>
+                      ) : (
+                        <Badge tone="warn">{r.b ? "only in B" : "only in A"}</Badge>
+                      )}
+                    </td>
+                    <td className={ui.right}>{link(search.a, r.a, "rows", count(r.a?.count ?? 0))}</td>
+                    <td className={ui.right}>{link(search.b, r.b, "rows", count(r.b?.count ?? 0))}</td>
+                    <td className={ui.right}>{mean === undefined ? "" : signedPercent(mean)}</td>
+                    <td>
+                      <JoinedResult of={statuses.get(by === "scope" ? r.key.replaceAll(" *", "") : r.key)} />
+                    </td>
+                  </tr>
+                );
+              })}
+            </tbody>
+          </Described>
+          {!rows.length && <Message>Nothing to compare.</Message>}
           {rows.length > 500 && (
             <span className={ui.muted}>{count(rows.length - 500)} smaller differences are not listed.</span>
           )}
@@ -281,6 +261,27 @@ function statusByKey(c: Comparison | undefined, by: "name" | "shape" | "scope") 
   );
 }
 
+const differenceColumns: Column[] = [
+  ["A total", undefined, ui.right],
+  ["B total", undefined, ui.right],
+  ["Difference", undefined, ui.right],
+  ["Change", undefined, ui.right],
+  ["A launches", undefined, ui.right],
+  ["B launches", undefined, ui.right],
+  ["Per launch", "Change of the mean duration", ui.right],
+  ["Result", "Tests of the time of a launch and of the launches of a step"],
+];
+
+const stepColumns: Column[] = [
+  ["Part of a step"],
+  ["A", "Mean of the medians of blocks of steps, or of their means if some steps are much longer", ui.right],
+  ["B", "Mean of the medians of blocks of steps, or of their means if some steps are much longer", ui.right],
+  ["Effect", "B − A", ui.right],
+  ["Change", "(B − A) / A", ui.right],
+  ["At 95 %", "Bounds of the change by Welch's test", ui.right],
+  ["Result", "Of a test, or untested: below 1 % of the step, too few steps, or means that differ and vary too much"],
+];
+
 /** Verdict shows whether steps became slower, and why. */
 function Verdict({ c }: { c: Comparison }) {
   const side = (name: string, session: string, s: Schemas["CompareSide"]) => (
@@ -321,37 +322,13 @@ function Verdict({ c }: { c: Comparison }) {
         </p>
       ))}
       {c.step && (
-        <div className={`${ui.card} ${ui.tableScroll}`}>
-          <table className={ui.table} aria-label="Steps">
-            <thead>
-              <tr>
-                <th scope="col">Part of a step</th>
-                {[
-                  ["A", "Mean of the medians of blocks of steps, or of their means if some steps are much longer"],
-                  ["B", "Mean of the medians of blocks of steps, or of their means if some steps are much longer"],
-                  ["Effect", "B − A"],
-                  ["Change", "(B − A) / A"],
-                  ["At 95 %", "Bounds of the change by Welch's test"],
-                ].map(([h, title]) => (
-                  <th key={h} scope="col" className={ui.right} title={title}>
-                    {h}
-                  </th>
-                ))}
-                <th
-                  scope="col"
-                  title="Of a test, or untested: below 1 % of the step, too few steps, or means that differ and vary too much"
-                >
-                  Result
-                </th>
-              </tr>
-            </thead>
-            <tbody>
-              {[c.step, ...c.parts].map((r) => (
-                <Part key={r.name} r={r} c={c} />
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <Described label="Steps" columns={stepColumns}>
+          <tbody>
+            {[c.step, ...c.parts].map((r) => (
+              <Part key={r.name} r={r} c={c} />
+            ))}
+          </tbody>
+        </Described>
       )}
     </section>
   );
@@ -364,8 +341,8 @@ function Confidence({ t }: { t: Schemas["CompareTest"] | undefined }) {
     <p data-testid="confidence">
       With 95 % confidence, the step time changed by {signedPercent(Math.max(-1, t.low / t.a))} to{" "}
       {signedPercent(t.high / t.a)} (not corrected). If nothing had changed, a difference this large or larger would
-      have a probability of {percent(t.p_adjusted)} (corrected for the number of tests). A change is reported if it is
-      at most 5 %.
+      have a probability of {percent(t.p_adjusted)} (corrected for the number of tests). A change is reported if this
+      probability is at most 5 %.
     </p>
   );
 }
@@ -374,7 +351,7 @@ const partNames: Record<string, string> = {
   step: "all of it",
   compute: "compute",
   communication: "communication only",
-  copy: "copies only",
+  copy: "copies and sets only",
 };
 
 function Part({ r, c }: { r: Row; c: Comparison }) {

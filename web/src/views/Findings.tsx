@@ -5,7 +5,7 @@ import type { Schemas } from "../api/client";
 import { url } from "../api/client";
 import { useGet, useSession } from "../api/hooks";
 import { count, duration, exactDuration, offset, percent, plural } from "../lib/format";
-import { Badge, Bar, Failure, Loading, type Made, Message, num, row, ui } from "../ui/parts";
+import { Badge, Bar, type Column, Described, Failure, Loading, type Made, Message, num, row, ui } from "../ui/parts";
 import { toSpan } from "./Inspector";
 import { WindowBadge } from "./Kernels";
 import { boundText, boundTone, LaunchRate, lanesOf, ScopeLimits, SmallKernels, SmallTotal, windowOf } from "./Limits";
@@ -26,6 +26,7 @@ export function Findings() {
   if (q.error && !q.data) return <Failure error={q.error} />;
   if (!q.data) return <Loading />;
   const a = q.data;
+  const { counts } = session.overview.session;
   return (
     <div className={ui.page}>
       <div className={ui.row}>
@@ -51,7 +52,22 @@ export function Findings() {
           </Link>
         </div>
       )}
-      {a.devices.length === 0 && <Message>No work of a device.</Message>}
+      {a.devices.length === 0 &&
+        (counts.ops > 0 || counts.samples + counts.points === 0 ? (
+          <Message>No work of a device.</Message>
+        ) : (
+          <Message>
+            This recording has no kernels or copies, only counters or metrics. See{" "}
+            <Link to="/sessions/$session/code" params={params} search={{} as never}>
+              Code
+            </Link>{" "}
+            and{" "}
+            <Link to="/sessions/$session/system" params={params} search={{} as never}>
+              System
+            </Link>
+            .
+          </Message>
+        ))}
       {steps ? (
         <StepList a={a} />
       ) : (
@@ -75,12 +91,13 @@ export function Show(props: {
   start: number;
   ns: number;
   span?: string;
-  path?: boolean;
+  /** The name of a step, whose critical path is shown. */
+  step?: string;
   number?: boolean;
   title?: string;
   children: string;
 }) {
-  const { start, ns, span, path, number, title, children } = props;
+  const { start, ns, span, step, number, title, children } = props;
   const session = useSession();
   const extent = { from: 0, to: session.overview.session.duration_ns };
   return (
@@ -95,7 +112,8 @@ export function Show(props: {
               at: undefined,
               m0: Math.max(0, start),
               m1: start + ns,
-              path: path ? "1" : undefined,
+              path: step && "1",
+              step,
             }) as never
       }
       title={title ?? (number ? exactDuration(ns) : "Show it in the timeline")}
@@ -112,7 +130,7 @@ type PartName = "compute" | "communication" | "copy" | "idle";
 const partsOf = (p: Schemas["Parts"]): [PartName, string, number][] => [
   ["compute", "compute", p.compute_ns],
   ["communication", "communication only", p.communication_ns],
-  ["copy", "copies only", p.copy_ns],
+  ["copy", "copies and sets only", p.copy_ns],
   ["idle", "idle", p.idle_ns],
 ];
 
@@ -307,7 +325,7 @@ function Advice({ a }: { a: Analysis }) {
                 ? a.steps.outliers.slice(0, 5).map((o, i) => (
                     <span key={o.number}>
                       {i > 0 && " · "}
-                      <Show start={o.start} ns={o.wall_ns} path>
+                      <Show start={o.start} ns={o.wall_ns} step={o.name}>
                         {o.name}
                       </Show>
                     </span>
@@ -327,6 +345,21 @@ function Advice({ a }: { a: Analysis }) {
     </section>
   );
 }
+
+const causeColumns: Column[] = [
+  ["Cause of idle time"],
+  ["Idle", "Time in which the device ran no kernel, copy or set", ui.right],
+  ["Of active", undefined, ui.right],
+  ["", undefined, ui.wide],
+  ["In the longest gaps", "The part of each gap that has this cause"],
+];
+
+const stepColumns: Column[] = [
+  ["Part of a step", "Each number is of one step, so the parts do not add up to the wall time"],
+  ["p50", undefined, ui.right],
+  ["p95", undefined, ui.right],
+  ["Max", undefined, ui.right],
+];
 
 function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
   const p = d.active;
@@ -366,59 +399,42 @@ function DevicePanel({ d, a }: { d: Device; a: Analysis }) {
         </span>
       </div>
       <LaunchRate d={d} a={a} />
-      <div className={`${ui.card} ${ui.tableScroll}`}>
-        <table className={ui.table} aria-label="Idle time by cause">
-          <thead>
-            <tr>
-              <th scope="col">Cause of idle time</th>
-              <th scope="col" className={ui.right}>
-                Idle
-              </th>
-              <th scope="col" className={ui.right}>
-                Of active
-              </th>
-              <th scope="col" className={ui.wide} />
-              <th scope="col" title="The part of each gap that has this cause">
-                In the longest gaps
-              </th>
+      <Described label="Idle time by cause" columns={causeColumns}>
+        <tbody>
+          {rows.map((c) => (
+            <tr key={c.cause} data-cause={c.cause}>
+              <td>{c.text}</td>
+              <td className={ui.right}>
+                <CauseTime a={a} cause={c.cause} device={d.id} ns={c.ns} />
+              </td>
+              <td className={ui.right}>{percent(share(c.ns))}</td>
+              <td className={ui.wide}>
+                <Bar share={share(c.ns)} />
+              </td>
+              <td>
+                {longest(c.cause).map((g, i) => (
+                  <span key={g.start} className={ui.nowrap}>
+                    {i > 0 && ", "}
+                    <Show
+                      start={g.start}
+                      ns={g.duration_ns}
+                      title={[
+                        `of a gap of ${duration(g.duration_ns)}`,
+                        [g.call, g.scope].filter(Boolean).join(", in scope "),
+                        g.delay_stack,
+                      ]
+                        .filter(Boolean)
+                        .join("\n")}
+                    >
+                      {duration(g.idle_by_cause_ns[c.cause] ?? 0)}
+                    </Show>
+                  </span>
+                ))}
+              </td>
             </tr>
-          </thead>
-          <tbody>
-            {rows.map((c) => (
-              <tr key={c.cause} data-cause={c.cause}>
-                <td>{c.text}</td>
-                <td className={ui.right}>
-                  <CauseTime a={a} cause={c.cause} device={d.id} ns={c.ns} />
-                </td>
-                <td className={ui.right}>{percent(share(c.ns))}</td>
-                <td className={ui.wide}>
-                  <Bar share={share(c.ns)} />
-                </td>
-                <td>
-                  {longest(c.cause).map((g, i) => (
-                    <span key={g.start} className={ui.nowrap}>
-                      {i > 0 && ", "}
-                      <Show
-                        start={g.start}
-                        ns={g.duration_ns}
-                        title={[
-                          `of a gap of ${duration(g.duration_ns)}`,
-                          [g.call, g.scope].filter(Boolean).join(", in scope "),
-                          g.delay_stack,
-                        ]
-                          .filter(Boolean)
-                          .join("\n")}
-                      >
-                        {duration(g.idle_by_cause_ns[c.cause] ?? 0)}
-                      </Show>
-                    </span>
-                  ))}
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
+          ))}
+        </tbody>
+      </Described>
       <SmallKernels d={d} a={a} />
     </>
   );
@@ -458,7 +474,7 @@ function StepsPanel({ a }: { a: Analysis }) {
         {s.typical && (
           <>
             <Badge title="What limits the typical step">{boundText(s.typical.bound)}</Badge>
-            <Show start={s.typical.start} ns={s.typical.wall_ns} path>
+            <Show start={s.typical.start} ns={s.typical.wall_ns} step={s.typical.name}>
               critical path of the typical step
             </Show>
           </>
@@ -467,33 +483,15 @@ function StepsPanel({ a }: { a: Analysis }) {
           each begins with the {s.rule === "scopes" ? "scope" : "kernel"} {s.name}
         </span>
       </div>
-      <div className={`${ui.card} ${ui.tableScroll}`}>
-        <table className={ui.table} aria-label="Steps">
-          <thead>
-            <tr>
-              <th scope="col" title="Each number is of one step, so the parts do not add up to the wall time">
-                Part of a step
-              </th>
-              <th scope="col" className={ui.right}>
-                p50
-              </th>
-              <th scope="col" className={ui.right}>
-                p95
-              </th>
-              <th scope="col" className={ui.right}>
-                Max
-              </th>
-            </tr>
-          </thead>
-          <tbody>
-            {line("wall", "wall", (v) => v.wall_ns)}
-            {line("compute", "compute", (v) => v.compute_ns)}
-            {line("communication", "communication only", (v) => v.communication_ns)}
-            {line("copy", "copies only", (v) => v.copy_ns)}
-            {line("idle", "idle", (v) => v.idle_ns)}
-          </tbody>
-        </table>
-      </div>
+      <Described label="Steps" columns={stepColumns}>
+        <tbody>
+          {line("wall", "wall", (v) => v.wall_ns)}
+          {line("compute", "compute", (v) => v.compute_ns)}
+          {line("communication", "communication only", (v) => v.communication_ns)}
+          {line("copy", "copies and sets only", (v) => v.copy_ns)}
+          {line("idle", "idle", (v) => v.idle_ns)}
+        </tbody>
+      </Described>
       <div className={`${ui.card} ${ui.tableScroll}`}>
         <table className={ui.table} aria-label="Slow steps">
           <thead>
@@ -517,7 +515,7 @@ function StepsPanel({ a }: { a: Analysis }) {
             {(s.outliers.length ? s.outliers : s.longest.slice(0, 5)).map((o) => (
               <tr key={o.number}>
                 <td>
-                  <Show start={o.start} ns={o.wall_ns} path>
+                  <Show start={o.start} ns={o.wall_ns} step={o.name}>
                     {o.name}
                   </Show>
                 </td>
@@ -580,7 +578,7 @@ function StepList({ a }: { a: Analysis }) {
                 Number
               </th>
               <th scope="col">Start</th>
-              {["Wall", "Compute", "Communication only", "Copies only", "Idle"].map((h) => (
+              {["Wall", "Compute", "Communication only", "Copies and sets only", "Idle"].map((h) => (
                 <th key={h} scope="col" className={ui.right}>
                   {h}
                 </th>
@@ -597,7 +595,7 @@ function StepList({ a }: { a: Analysis }) {
             {s.longest.slice(0, 1000).map((o) => (
               <tr key={o.number} {...stepRow(o)}>
                 <td>
-                  <Show start={o.start} ns={o.wall_ns} path>
+                  <Show start={o.start} ns={o.wall_ns} step={o.name}>
                     {o.name}
                   </Show>
                 </td>

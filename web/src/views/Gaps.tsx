@@ -34,7 +34,7 @@ function CauseGaps({ cause }: { cause: Schemas["Cause"] }) {
   return (
     <div className={ui.page}>
       <div className={ui.row}>
-        <h1>Idle time: {words(cause)}</h1>
+        <h1 title="Time in which a device ran no kernel, copy or set">Idle time: {words(cause)}</h1>
         <WindowBadge from={search.from} to={search.to} />
         <Link to="/sessions/$session/findings" params={params} search={{ from: search.from, to: search.to } as never}>
           all causes
@@ -153,9 +153,11 @@ function KernelGaps() {
   return (
     <div className={ui.page}>
       <div className={ui.row}>
-        <h1>Idle time</h1>
+        <h1>Time without a kernel</h1>
         <WindowBadge from={search.from} to={search.to} />
-        <span className={ui.muted}>between two kernels, in which a device ran no kernel</span>
+        <span className={ui.muted}>
+          between two kernels, in which a device ran no kernel; copies and sets can run in it
+        </span>
       </div>
       <div className={ui.row}>
         <span>
@@ -169,13 +171,13 @@ function KernelGaps() {
         </a>
       </div>
       <div className={`${ui.card} ${ui.tableScroll}`}>
-        <table className={ui.table} aria-label="Idle gaps">
+        <table className={ui.table} aria-label="Gaps without a kernel">
           <thead>
             <tr>
               <th scope="col">Start</th>
               {devices > 1 && <th scope="col">Device</th>}
-              <th scope="col" className={ui.right}>
-                Idle
+              <th scope="col" className={ui.right} title="The part of the gap in the interval">
+                No kernel
               </th>
               <th scope="col" className={ui.wide}>
                 Compared with the longest

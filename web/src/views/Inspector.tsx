@@ -418,7 +418,9 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
                 </div>
               )}
               {own.idle_ns !== undefined && s.duration_ns > 0 && (
-                <div title={`${exactDuration(own.idle_ns)} between two kernels, summed over the devices`}>
+                <div
+                  title={`${exactDuration(own.idle_ns)} between two kernels in which a device ran none, summed over the devices`}
+                >
                   <strong>
                     <Link
                       to="/sessions/$session/gaps"
@@ -429,7 +431,7 @@ function SpanDetail({ d, s, close }: { d: Schemas["Detail"]; s: Schemas["Span"];
                       {duration(own.idle_ns)}
                     </Link>
                   </strong>
-                  <small>idle</small>
+                  <small>no kernel</small>
                 </div>
               )}
             </>
@@ -534,7 +536,7 @@ function KernelList({ groups, from, to }: { groups: Schemas["Kernels"] | undefin
 }
 
 /** Measured shows the sums of a measured interval. */
-export function Measured({ range, close }: { range: View; close: () => void }) {
+export function Measured({ range, step, close }: { range: View; step: string | undefined; close: () => void }) {
   const { id, base } = useSession();
   const kernels = useGet(
     "/sessions/{session}/kernels",
@@ -557,6 +559,7 @@ export function Measured({ range, close }: { range: View; close: () => void }) {
             ✕
           </button>
         </div>
+        {step && <h2>{step} on the device</h2>}
         <div className={t.big}>
           <div title={exactDuration(range.to - range.from)} {...row({ values: { length: range.to - range.from } })}>
             <strong>{duration(range.to - range.from)}</strong>
@@ -578,7 +581,7 @@ export function Measured({ range, close }: { range: View; close: () => void }) {
             </div>
           )}
           {gaps.data && (
-            <div title={exactDuration(gaps.data.sum_ns)}>
+            <div title={`${exactDuration(gaps.data.sum_ns)} between two kernels in which a device ran none`}>
               <strong>
                 <Link
                   to="/sessions/$session/gaps"
@@ -589,7 +592,7 @@ export function Measured({ range, close }: { range: View; close: () => void }) {
                   {duration(gaps.data.sum_ns)}
                 </Link>
               </strong>
-              <small>idle, in {plural(gaps.data.count, "gap")}</small>
+              <small>no kernel, in {plural(gaps.data.count, "gap")}</small>
             </div>
           )}
         </div>
@@ -604,7 +607,7 @@ export function Measured({ range, close }: { range: View; close: () => void }) {
       </section>
       {gaps.data && gaps.data.gaps.length > 0 && (
         <section>
-          <h3>Longest idle gaps</h3>
+          <h3>Longest gaps without a kernel</h3>
           <ul className={t.chain}>
             {gaps.data.gaps.map((g) => (
               <li key={`${g.device}${g.start}`}>

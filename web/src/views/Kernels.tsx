@@ -129,7 +129,7 @@ export function Kernels() {
               {header("p50_ns", "p50", "Within 3.2 %")}
               {header("p99_ns", "p99", "Within 3.2 %")}
               {header("max_ns", "Max")}
-              {queued && header("queue_ns", "Queued", "Sum of the known times from launch to start")}
+              {queued && header("queue_ns", "Queued, sum", "Sum of the known times from launch to start")}
               {group === "shape" && (
                 <>
                   <th scope="col">Occupancy</th>

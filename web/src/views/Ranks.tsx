@@ -5,7 +5,7 @@ import type { Schemas } from "../api/client";
 import { url } from "../api/client";
 import { useGet } from "../api/hooks";
 import { bytes, count, duration, exactDuration, offset, words } from "../lib/format";
-import { Badge, Failure, Loading, type Made, Message, num, row, ui } from "../ui/parts";
+import { Badge, type Column, Described, Failure, Loading, type Made, Message, num, row, ui } from "../ui/parts";
 import { toSpan } from "./Inspector";
 import s from "./ranks.module.css";
 
@@ -127,7 +127,7 @@ function Advice({ a }: { a: Answer }) {
                 {r.cause?.evidence.map((e, i) => (
                   <span key={e.span}>
                     {i > 0 && " · "}
-                    <Show r={r} span={e.span} start={e.start} ns={1}>
+                    <Show r={r} span={e.span} start={e.start} ns={e.duration_ns ?? 1}>
                       {`${e.name || e.span} at ${offset(e.start, 1000)} of rank ${r.rank}`}
                     </Show>
                   </span>
@@ -163,58 +163,45 @@ function Advice({ a }: { a: Answer }) {
 
 const speed = (v: number | undefined) => (v ? `${(v / 1e9).toFixed(1)} GB/s` : "unknown");
 
+const bandwidthColumns: Column[] = [
+  ["Bus bandwidth"],
+  ["Median", "Half of the bytes moved at this bandwidth or less", ui.right],
+  ["Best", undefined, ui.right],
+  ["Peak", "NVLink in one direction", ui.right],
+  ["Collectives", "Collectives whose size is known", ui.right],
+  ["Bytes", undefined, ui.right],
+  ["Ranks"],
+];
+
 /** Bandwidths has the bus bandwidth of each kind of collectives in each group. */
 function Bandwidths({ a }: { a: Answer }) {
   return (
-    <div className={`${ui.card} ${ui.tableScroll}`}>
-      <table className={ui.table} aria-label="Bus bandwidth">
-        <thead>
-          <tr>
-            <th scope="col">Bus bandwidth</th>
-            <th scope="col" className={ui.right} title="Half of the bytes moved at this bandwidth or less">
-              Median
-            </th>
-            <th scope="col" className={ui.right}>
-              Best
-            </th>
-            <th scope="col" className={ui.right} title="NVLink in one direction">
-              Peak
-            </th>
-            <th scope="col" className={ui.right} title="Collectives whose size is known">
-              Collectives
-            </th>
-            <th scope="col" className={ui.right}>
-              Bytes
-            </th>
-            <th scope="col">Ranks</th>
-          </tr>
-        </thead>
-        <tbody>
-          {a.groups.flatMap((g, i) =>
-            (g.bandwidths ?? []).map((b) => {
-              const of = (made: Made, value: number, column: string, text: string) => (
-                <td className={ui.right}>
-                  <Of made={made} value={value} column={column} kind={`${i} ${b.kind}`}>
-                    {text}
-                  </Of>
-                </td>
-              );
-              return (
-                <tr key={`${g.ranks}${g.stream}${b.kind}`}>
-                  <td className={ui.nowrap}>{words(b.kind)}</td>
-                  {of("median", b.median_bytes_per_second, "bus", speed(b.median_bytes_per_second))}
-                  {of("max", b.best_bytes_per_second, "bus", speed(b.best_bytes_per_second))}
-                  <td className={ui.right}>{speed(g.peak_bytes_per_second)}</td>
-                  {of("rows", b.collectives, "", count(b.collectives))}
-                  {of("sum", b.bytes, "bytes", bytes(b.bytes))}
-                  <td className={ui.nowrap}>{members(a, g)}</td>
-                </tr>
-              );
-            }),
-          )}
-        </tbody>
-      </table>
-    </div>
+    <Described label="Bus bandwidth" columns={bandwidthColumns}>
+      <tbody>
+        {a.groups.flatMap((g, i) =>
+          (g.bandwidths ?? []).map((b) => {
+            const of = (made: Made, value: number, column: string, text: string) => (
+              <td className={ui.right}>
+                <Of made={made} value={value} column={column} kind={`${i} ${b.kind}`}>
+                  {text}
+                </Of>
+              </td>
+            );
+            return (
+              <tr key={`${g.ranks}${g.stream}${b.kind}`}>
+                <td className={ui.nowrap}>{words(b.kind)}</td>
+                {of("median", b.median_bytes_per_second, "bus", speed(b.median_bytes_per_second))}
+                {of("max", b.best_bytes_per_second, "bus", speed(b.best_bytes_per_second))}
+                <td className={ui.right}>{speed(g.peak_bytes_per_second)}</td>
+                {of("rows", b.collectives, "", count(b.collectives))}
+                {of("sum", b.bytes, "bytes", bytes(b.bytes))}
+                <td className={ui.nowrap}>{members(a, g)}</td>
+              </tr>
+            );
+          }),
+        )}
+      </tbody>
+    </Described>
   );
 }
 
@@ -232,6 +219,15 @@ function clock(r: Rank): string {
 /** bounds says how far below and above a value its bounds are. */
 const bounds = (ns: number, min: number, max: number) => `−${duration(ns - min)}, +${duration(max - ns)}`;
 
+/** hasKernels says that collectives are kernels, not only calls of the host as those of gloo. */
+const hasKernels = (a: Answer) => a.ranks.some((r) => r.communication_ns > 0);
+
+const communication: Column[] = [
+  ["Communication", "With a kernel of a collective: exposed + overlapped", ui.right],
+  ["Exposed", "Communication without another kernel", ui.right],
+  ["Overlapped", "Communication during another kernel", ui.right],
+];
+
 function RankTable({ a }: { a: Answer }) {
   const of = (rank: number, column: string, value: number, text: string) => (
     <td className={ui.right} title={text === count(value) ? undefined : exactDuration(value)}>
@@ -240,53 +236,43 @@ function RankTable({ a }: { a: Answer }) {
       </Of>
     </td>
   );
-  const heads: [string, string][] = [
-    ["Last", "Collectives in which the rank came last"],
-    ["Certain", "Of these, whatever the offsets of the clocks are within their bounds"],
-    ["Late", "From the last but one rank to this rank, in total"],
-    ["Waited", "Inside collectives before the last rank entered"],
-    ["Communication", "With a kernel of a collective: exposed + overlapped"],
-    ["Exposed", "Communication without another kernel"],
-    ["Overlapped", "Communication during another kernel"],
+  const kernels = hasKernels(a);
+  const columns: Column[] = [
+    ["Rank"],
+    ["Last", "Collectives in which the rank came last", ui.right],
+    ["Certain", "Of these, whatever the offsets of the clocks are within their bounds", ui.right],
+    ["Late", "From the last but one rank to this rank, in total", ui.right],
+    ["Waited", "Inside collectives before the last rank entered", ui.right],
+    ...(kernels ? communication : []),
+    ["Clock ahead", "How far the clock is ahead of that of the reference, in the middle of the run"],
   ];
   return (
-    <div className={`${ui.card} ${ui.tableScroll}`}>
-      <table className={ui.table} aria-label="Ranks">
-        <thead>
-          <tr>
-            <th scope="col">Rank</th>
-            {heads.map(([name, title]) => (
-              <th key={name} scope="col" className={ui.right} title={title}>
-                {name}
-              </th>
-            ))}
-            <th scope="col" title="How far the clock is ahead of that of the reference, in the middle of the run">
-              Clock ahead
-            </th>
+    <Described columns={columns} label="Ranks">
+      <tbody>
+        {a.ranks.map((r, i) => (
+          <tr key={r.session} data-selected={a.findings[0]?.rank === i}>
+            <td className={ui.nowrap}>
+              <Link to="/sessions/$session/findings" params={{ session: r.session }} search={{} as never}>
+                rank {r.rank}
+              </Link>{" "}
+              <span className={ui.muted}>{r.host}</span>
+            </td>
+            {of(i, "last", r.last, count(r.last))}
+            {of(i, "certain", r.last_proven, count(r.last_proven))}
+            {of(i, "late", r.late_ns, duration(r.late_ns))}
+            {of(i, "waited", r.waited_ns, duration(r.waited_ns))}
+            {kernels && (
+              <>
+                {of(i, "communication", r.communication_ns, duration(r.communication_ns))}
+                {of(i, "exposed", r.exposed_ns, duration(r.exposed_ns))}
+                {of(i, "overlapped", r.overlapped_ns, duration(r.overlapped_ns))}
+              </>
+            )}
+            <td className={ui.nowrap}>{clock(r)}</td>
           </tr>
-        </thead>
-        <tbody>
-          {a.ranks.map((r, i) => (
-            <tr key={r.session} data-selected={a.findings[0]?.rank === i}>
-              <td className={ui.nowrap}>
-                <Link to="/sessions/$session/findings" params={{ session: r.session }} search={{} as never}>
-                  rank {r.rank}
-                </Link>{" "}
-                <span className={ui.muted}>{r.host}</span>
-              </td>
-              {of(i, "last", r.last, count(r.last))}
-              {of(i, "certain", r.last_proven, count(r.last_proven))}
-              {of(i, "late", r.late_ns, duration(r.late_ns))}
-              {of(i, "waited", r.waited_ns, duration(r.waited_ns))}
-              {of(i, "communication", r.communication_ns, duration(r.communication_ns))}
-              {of(i, "exposed", r.exposed_ns, duration(r.exposed_ns))}
-              {of(i, "overlapped", r.overlapped_ns, duration(r.overlapped_ns))}
-              <td className={ui.nowrap}>{clock(r)}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+        ))}
+      </tbody>
+    </Described>
   );
 }
 
@@ -383,69 +369,60 @@ function Delays({ a }: { a: Answer }) {
     .slice(0, shown);
   if (late.length === 0) return <Message>No collective has all its ranks.</Message>;
   return (
-    <div className={`${ui.card} ${ui.tableScroll}`}>
-      <table className={ui.table} aria-label="Largest delays">
-        <thead>
-          <tr>
-            <th scope="col">At</th>
-            <th scope="col">Collective</th>
-            <th scope="col">Last</th>
-            <th scope="col" className={ui.right} title="From the last but one rank to the last">
-              Late
-            </th>
-            <th scope="col" title="How far below and above it the bounds are, because the clocks differ">
-              Bounds
-            </th>
-            <th scope="col" className={ui.right} title="From the first rank to the last">
-              Spread
-            </th>
-            <th scope="col">Timelines</th>
-          </tr>
-        </thead>
-        <tbody>
-          {late.map((c) => {
-            const l = c.late as NonNullable<Collective["late"]>;
-            return (
-              <tr key={`${c.group} ${partOf(c, l.rank).span}`}>
-                <td className={ui.nowrap}>
-                  <Link to="/ranks" search={(o) => ({ ...o, ...around(c) })} title="Show it above">
-                    {offset(begin(c), 1000)}
-                  </Link>
-                </td>
-                <td title={c.name}>{words(c.kind)}</td>
-                <td className={ui.nowrap}>rank {a.ranks[l.rank]?.rank}</td>
-                <td className={ui.right} title={exactDuration(l.ns)}>
-                  <Of made="late" value={l.ns} column="enter" span={partOf(c, l.rank).span}>
-                    {duration(l.ns)}
-                  </Of>
-                </td>
-                <td className={ui.nowrap}>
-                  {l.min_ns === undefined || l.max_ns === undefined ? (
-                    "unknown"
-                  ) : l.min_ns > 0 ? (
-                    bounds(l.ns, l.min_ns, l.max_ns)
-                  ) : (
-                    <Badge title="Within the bounds of the clocks, another rank can have been the last">
-                      not certain
-                    </Badge>
-                  )}
-                </td>
-                <td className={ui.right} title={exactDuration(l.spread_ns)}>
-                  <Of made="spread" value={l.spread_ns} column="enter" span={partOf(c, l.rank).span}>
-                    {duration(l.spread_ns)}
-                  </Of>
-                </td>
-                <td>
-                  <Spans a={a} c={c} />
-                </td>
-              </tr>
-            );
-          })}
-        </tbody>
-      </table>
-    </div>
+    <Described label="Largest delays" columns={delayColumns}>
+      <tbody>
+        {late.map((c) => {
+          const l = c.late as NonNullable<Collective["late"]>;
+          return (
+            <tr key={`${c.group} ${partOf(c, l.rank).span}`}>
+              <td className={ui.nowrap}>
+                <Link to="/ranks" search={(o) => ({ ...o, ...around(c) })} title="Show it above">
+                  {offset(begin(c), 1000)}
+                </Link>
+              </td>
+              <td title={c.name}>{words(c.kind)}</td>
+              <td className={ui.nowrap}>rank {a.ranks[l.rank]?.rank}</td>
+              <td className={ui.right} title={exactDuration(l.ns)}>
+                <Of made="late" value={l.ns} column="enter" span={partOf(c, l.rank).span}>
+                  {duration(l.ns)}
+                </Of>
+              </td>
+              <td className={ui.nowrap}>
+                {l.min_ns === undefined || l.max_ns === undefined ? (
+                  "unknown"
+                ) : l.min_ns > 0 ? (
+                  bounds(l.ns, l.min_ns, l.max_ns)
+                ) : (
+                  <Badge title="Within the bounds of the clocks, another rank can have been the last">
+                    not certain
+                  </Badge>
+                )}
+              </td>
+              <td className={ui.right} title={exactDuration(l.spread_ns)}>
+                <Of made="spread" value={l.spread_ns} column="enter" span={partOf(c, l.rank).span}>
+                  {duration(l.spread_ns)}
+                </Of>
+              </td>
+              <td>
+                <Spans a={a} c={c} />
+              </td>
+            </tr>
+          );
+        })}
+      </tbody>
+    </Described>
   );
 }
+
+const delayColumns: Column[] = [
+  ["First enters"],
+  ["Collective"],
+  ["Last"],
+  ["Late", "From the last but one rank to the last", ui.right],
+  ["Bounds", "How far below and above it the bounds are, because the clocks differ"],
+  ["Spread", "From the first rank to the last", ui.right],
+  ["Timelines"],
+];
 
 /** Spans are links to the parts of a collective. */
 const Spans = ({ a, c }: { a: Answer; c: Collective }) =>
@@ -533,6 +510,7 @@ function Parts({ list, a, rank }: { list: { c: Collective; p: Part }[]; a: Answe
     overlapped: rank.overlapped_ns - sum("overlapped"),
   };
   const more = (rank?.matched ?? rows.length) - rows.length;
+  const kernels = hasKernels(a);
   const time = (ns: number) => (
     <td className={ui.right} title={exactDuration(ns)}>
       {duration(ns)}
@@ -542,8 +520,8 @@ function Parts({ list, a, rank }: { list: { c: Collective; p: Part }[]; a: Answe
     <>
       {time(v.late)}
       {time(v.waited)}
-      {time(v.exposed)}
-      {time(v.overlapped)}
+      {kernels && time(v.exposed)}
+      {kernels && time(v.overlapped)}
     </>
   );
   return (
@@ -560,7 +538,7 @@ function Parts({ list, a, rank }: { list: { c: Collective; p: Part }[]; a: Answe
               Left
             </th>
             <th scope="col">Last</th>
-            {["Late", "Waited", "Exposed", "Overlapped"].map((h) => (
+            {["Late", "Waited", ...(kernels ? ["Exposed", "Overlapped"] : [])].map((h) => (
               <th key={h} scope="col" className={ui.right}>
                 {h}
               </th>
@@ -620,7 +598,7 @@ function BandwidthRows({ list, a }: { list: Collective[]; a: Answer }) {
         <table className={ui.table} aria-label="Bandwidths of collectives">
           <thead>
             <tr>
-              <th scope="col">At</th>
+              <th scope="col">First enters</th>
               <th scope="col" className={ui.right}>
                 Size
               </th>

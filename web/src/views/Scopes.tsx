@@ -93,7 +93,7 @@ export function Scopes() {
               </th>
               <IdleHead />
               <th scope="col" className={`${ui.right} ${ui.wide}`} title="Sum of the times from launch to start">
-                Queued
+                Queued, sum
               </th>
               <th scope="col" className={`${ui.right} ${ui.wide}`}>
                 Copied
@@ -271,7 +271,7 @@ const IdleHead = () => (
     className={ui.right}
     title="While the scope was open: time between two kernels in which the device ran none, summed over the devices"
   >
-    Idle
+    No kernel
   </th>
 );
 
@@ -413,7 +413,7 @@ function Instances({ node }: { node: Node }) {
               </th>
               <IdleHead />
               <th scope="col" className={`${ui.right} ${ui.wide}`} title="Sum of the times from launch to start">
-                Queued
+                Queued, sum
               </th>
             </tr>
           </thead>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 import { useQueryClient } from "@tanstack/react-query";
-import { Link, Outlet, useParams } from "@tanstack/react-router";
+import { Link, Outlet, useLocation, useParams } from "@tanstack/react-router";
 import { useEffect, useMemo, useRef } from "react";
 import { send } from "../api/client";
 import { SessionContext, type SessionState, useGet } from "../api/hooks";
@@ -35,9 +35,11 @@ export function SessionLayout() {
         : null,
     [data, session, live],
   );
+  const view = useLocation().pathname.split("/").at(-1) ?? "";
   useEffect(() => {
-    if (data) document.title = `${data.session.service || data.session.id} · gpuflight`;
-  }, [data]);
+    if (data)
+      document.title = `${view.charAt(0).toUpperCase()}${view.slice(1)} · ${data.session.service || data.session.id} · gpuflight`;
+  }, [data, view]);
   if (q.error && !state) return <Failure error={q.error} />;
   if (!state) return <Loading />;
   return (

@@ -315,7 +315,7 @@ function Chart({
           return (
             <li key={s.key}>
               <span className={ui.swatch} style={{ background: color(i, dark) }} aria-hidden="true" />
-              {label(s)}{" "}
+              {label(s)} {at === null && typeof v === "number" && <span className={ui.muted}>last </span>}
               <a
                 {...num(cumulative ? "rate" : "value", v ?? 0)}
                 href={url(`/sessions/${encodeURIComponent(session.id)}/series/${s.key}`, request(s))}

@@ -28,6 +28,9 @@ interface Tip {
   lines: string[];
 }
 
+/** unmeasured is the search without a measured interval. */
+const unmeasured = { m0: undefined, m1: undefined, step: undefined };
+
 /** Timeline shows what ran when. The URL has the view, the selection, the search and the measurement. */
 export function Timeline() {
   const session = useSession();
@@ -269,17 +272,17 @@ export function Timeline() {
       setMeasuring(false);
       if (i && i.kind !== "gap")
         navigate({
-          search: (o) => ({ ...o, sel: i.id, at: String(i.at ?? i.start), m0: undefined, m1: undefined }),
+          search: (o) => ({ ...o, sel: i.id, at: String(i.at ?? i.start), ...unmeasured }),
           replace: true,
         });
       else if (i)
         navigate({
-          search: (o) => ({ ...o, sel: undefined, at: undefined, m0: Math.max(0, i.start), m1: i.end }),
+          search: (o) => ({ ...o, ...unmeasured, sel: undefined, at: undefined, m0: Math.max(0, i.start), m1: i.end }),
           replace: true,
         });
       else
         navigate({
-          search: (o) => ({ ...o, sel: undefined, at: undefined, m0: undefined, m1: undefined }),
+          search: (o) => ({ ...o, sel: undefined, at: undefined, ...unmeasured }),
           replace: true,
         });
     },
@@ -357,7 +360,7 @@ export function Timeline() {
       setMeasuring(false);
       if (e.type === "pointerup")
         navigate({
-          search: (o) => ({ ...o, sel: undefined, at: undefined, m0: Math.max(0, r.from), m1: r.to }),
+          search: (o) => ({ ...o, ...unmeasured, sel: undefined, at: undefined, m0: Math.max(0, r.from), m1: r.to }),
           replace: true,
         });
     } else if (was && moved.current <= 3 && e.type === "pointerup") {
@@ -531,6 +534,7 @@ export function Timeline() {
                 ...o,
                 sel: undefined,
                 at: undefined,
+                ...unmeasured,
                 m0: Math.min(mark, at),
                 m1: Math.max(mark, at),
               }),
@@ -696,7 +700,7 @@ export function Timeline() {
         {selected ? (
           <Inspector key={selected} span={selected} at={search.at} close={() => select(null)} />
         ) : range && !drag ? (
-          <Measured range={range} close={() => select(null)} />
+          <Measured range={range} step={search.step} close={() => select(null)} />
         ) : null}
       </div>
       {tip && (
@@ -730,7 +734,7 @@ function describe(
   if (item) {
     const lines = [`${duration(item.end - item.start)} · at ${offset(item.start, 1)}`];
     if (item.estimated) lines.push("The times are estimated.");
-    if (item.kind === "gap") return { x, y, title: "GPU idle", lines };
+    if (item.kind === "gap") return { x, y, title: "No kernel on the GPU", lines };
     return { x, y, title: item.name, lines };
   }
   if (bin !== undefined && track.bins) {
