@@ -66,10 +66,13 @@ function Skips() {
     };
   }, []);
   useEffect(() => {
-    // A page that a key opens begins here, as after a load. After a click, keys scroll the content.
-    const begin = key.current ? nav.current : document.getElementById("main");
-    if (last.current !== page) begin?.focus({ preventScroll: true });
+    if (last.current === page) return;
     last.current = page;
+    const main = document.getElementById("main");
+    main?.scrollTo(0, 0);
+    // A page that a key opens begins here, as after a load. After a click, keys scroll the content.
+    const begin = key.current ? nav.current : main;
+    begin?.focus({ preventScroll: true });
   }, [page]);
   const [list, setList] = useState<ReturnType<typeof tables>>([]);
   const loading = useIsFetching();
