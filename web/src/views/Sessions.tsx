@@ -290,8 +290,8 @@ function FirstPage() {
     setError(null);
     try {
       const r = (await send("POST", path, file)) as Schemas["Imported"];
-      await client.invalidateQueries();
       await navigate({ to: "/sessions/$session/timeline", params: { session: r.session }, search: {} as never });
+      await client.invalidateQueries();
     } catch (e) {
       setError(e);
     }
